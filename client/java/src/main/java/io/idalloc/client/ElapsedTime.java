@@ -1,7 +1,6 @@
 package io.idalloc.client;
 
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.LongSupplier;
 
 /**
@@ -12,7 +11,7 @@ import java.util.function.LongSupplier;
  * <p>A reading may be behind by a suspend that began less than a millisecond ago, by jumps of less
  * than 20 ms, and by a suspend in which the wall clock was set back.
  */
-final class ElapsedTime {
+final class ElapsedTime implements Clock {
   /** Larger than a tick of the wall clock. */
   private static final long MIN_JUMP = TimeUnit.MILLISECONDS.toNanos(20);
 
@@ -23,7 +22,6 @@ final class ElapsedTime {
 
   private final LongSupplier monotonic;
   private final LongSupplier wall;
-  private final ReentrantLock lock = new ReentrantLock();
   private long least; // how far the wall clock is ahead of the monotonic one, at least
   private volatile Sample last;
 
@@ -36,7 +34,8 @@ final class ElapsedTime {
     this.last = new Sample(now, 0);
   }
 
-  long nanos() {
+  @Override
+  public long nanos() {
     long now = monotonic.getAsLong();
     Sample sample = last;
     if (now - sample.monotonic >= MAX_AGE) {
@@ -45,22 +44,17 @@ final class ElapsedTime {
     return now + sample.suspended;
   }
 
-  private Sample sample(long now) {
-    lock.lock();
-    try {
-      // The monotonic clock was read before: a pause between the readings counts as a jump.
-      long ahead = ahead(now);
-      long suspended = last.suspended;
-      if (ahead - least > MIN_JUMP) {
-        suspended += ahead - least;
-        least = ahead;
-      }
-      least = Math.min(least, ahead); // it was set back, or was at the end of a tick
-      last = new Sample(now, suspended);
-      return last;
-    } finally {
-      lock.unlock();
+  private synchronized Sample sample(long now) {
+    // The monotonic clock was read before: a pause between the readings counts as a jump.
+    long ahead = ahead(now);
+    long suspended = last.suspended;
+    if (ahead - least > MIN_JUMP) {
+      suspended += ahead - least;
+      least = ahead;
     }
+    least = Math.min(least, ahead); // it was set back, or was at the end of a tick
+    last = new Sample(now, suspended);
+    return last;
   }
 
   private long ahead(long now) {
