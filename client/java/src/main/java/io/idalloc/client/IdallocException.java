@@ -44,25 +44,18 @@ public final class IdallocException extends RuntimeException {
 
   /** Returns the error of an argument that the server would reject. */
   static IdallocException invalid(String field, String problem) {
-    Details details =
-        new Details(
-            Status.Code.INVALID_ARGUMENT,
-            Reason.INVALID_REQUEST,
-            Map.of("field", field),
-            List.of(field),
-            Duration.ZERO);
-    return new IdallocException(details, field + ": " + problem, null);
+    return ofField(Status.Code.INVALID_ARGUMENT, Reason.INVALID_REQUEST, field, problem);
   }
 
   /** Returns the error of a file of the configuration. */
   static IdallocException invalidConfig(String field, String problem) {
+    return ofField(Status.Code.FAILED_PRECONDITION, Reason.INVALID_CONFIG, field, problem);
+  }
+
+  private static IdallocException ofField(
+      Status.Code code, String reason, String field, String problem) {
     Details details =
-        new Details(
-            Status.Code.FAILED_PRECONDITION,
-            Reason.INVALID_CONFIG,
-            Map.of("field", field),
-            List.of(field),
-            Duration.ZERO);
+        new Details(code, reason, Map.of("field", field), List.of(field), Duration.ZERO);
     return new IdallocException(details, field + ": " + problem, null);
   }
 
@@ -150,7 +143,6 @@ public final class IdallocException extends RuntimeException {
     String behind = root == null || root == cause ? null : root.getMessage();
     text = behind == null || text.contains(behind) ? text : text + ": " + behind;
     return text.replaceAll("\\b(io|javax?|sun)(\\.\\w+)+[.$][A-Z][\\w$]*(: )?", ""); // classes
-
   }
 
   /** Returns the same error with the stack of this thread, for one that several threads get. */
@@ -160,13 +152,9 @@ public final class IdallocException extends RuntimeException {
 
   /** Returns the error of a connection that broke, to which gRPC may have given another code. */
   IdallocException asUnreachable(String message, Map<String, String> metadata) {
-    Details changed =
-        new Details(
-            Status.Code.UNAVAILABLE,
-            Reason.SERVER_UNREACHABLE,
-            metadata,
-            details.fields,
-            details.retryDelay);
+    Status.Code code = Status.Code.UNAVAILABLE;
+    String reason = Reason.SERVER_UNREACHABLE;
+    Details changed = new Details(code, reason, metadata, details.fields, details.retryDelay);
     return new IdallocException(changed, message, this);
   }
 
