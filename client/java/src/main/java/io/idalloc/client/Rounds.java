@@ -18,8 +18,7 @@ final class Rounds {
   private Servers.Server last;
   private int round = 1;
   private boolean hasNewToken; // whether the last error was that of a replaced token
-  private boolean hasFailed;
-  private long since; // the first failure
+  private Long since; // the first failure, or null
 
   /** Allows so many rounds, and so many nanoseconds without progress. */
   Rounds(Servers servers, Clock clock, int most, long limit) {
@@ -31,7 +30,7 @@ final class Rounds {
 
   /** Records progress. */
   void over() {
-    hasFailed = false;
+    since = null;
     hasNewToken = false;
     round = 1;
     backoff.next = Backoff.MIN;
@@ -40,16 +39,18 @@ final class Rounds {
 
   /** Returns the server for the next attempt. */
   Servers.Server next() {
-    last = servers.pick(asked);
-    asked.add(last);
-    return last;
+    return ask(servers.pick(asked));
   }
 
   /** Returns the server for an attempt beside one that has no answer. */
   Servers.Server other() {
-    last = servers.other(asked);
-    asked.add(last);
-    return last;
+    return ask(servers.other(asked));
+  }
+
+  private Servers.Server ask(Servers.Server server) {
+    asked.add(server);
+    last = server;
+    return server;
   }
 
   /**
@@ -62,8 +63,7 @@ final class Rounds {
       asked.clear();
       return OptionalLong.of(0);
     }
-    since = hasFailed ? since : clock.nanos();
-    hasFailed = true;
+    since = since == null ? clock.nanos() : since;
     if (error.code() == Status.Code.UNAVAILABLE && servers.hasUsable(asked)) {
       return OptionalLong.of(0);
     }
@@ -83,10 +83,13 @@ final class Rounds {
     /** Returns the nanoseconds, at least those that the error asks for; none if it is final. */
     OptionalLong delay(IdallocException error) {
       long asked = error.retryDelay().toNanos();
-      if (error.reason().equals(Reason.QUOTA_EXCEEDED)) {
-        return asked > 0 ? OptionalLong.of(jittered(Math.max(MIN_QUOTA_DELAY, asked))) : OptionalLong.empty();
+      boolean isQuota = error.reason().equals(Reason.QUOTA_EXCEEDED);
+      if (!error.isRetryable() || isQuota && asked == 0) {
+        return OptionalLong.empty();
       }
-      return error.isRetryable() ? OptionalLong.of(jittered(Math.max(step(), asked))) : OptionalLong.empty();
+      long least = Math.max(isQuota ? MIN_QUOTA_DELAY : step(), asked);
+      // Clients that wait for the same server or quota must not return at the same moment.
+      return OptionalLong.of((long) (least * ThreadLocalRandom.current().nextDouble(1.0, 1.2)));
     }
 
     /** Returns the nanoseconds, at least. */
@@ -94,11 +97,6 @@ final class Rounds {
       long step = next;
       next = Math.min(2 * next, MAX);
       return step;
-    }
-
-    /** Clients that wait for the same server or quota must not return at the same moment. */
-    private static long jittered(long delay) {
-      return (long) (delay * ThreadLocalRandom.current().nextDouble(1.0, 1.2));
     }
   }
 }
