@@ -63,7 +63,7 @@ final class Calls implements AutoCloseable {
 
   private final Servers servers;
   private final String target; // for errors; empty if unknown
-  private final Token token; // null without
+  private final Reloaded<String> token; // null without
   private final Duration timeout;
   private final Consumer<CallEvent> observer;
   private final Set<AutoCloseable> open = ConcurrentHashMap.newKeySet(); // ended by close
@@ -76,7 +76,7 @@ final class Calls implements AutoCloseable {
   Calls(
       Servers servers,
       String target,
-      Token token,
+      Reloaded<String> token,
       Duration timeout,
       Consumer<CallEvent> observer) {
     this.servers = servers;
@@ -91,8 +91,7 @@ final class Calls implements AutoCloseable {
     return new Channel() {
       @Override
       public <Q, R> ClientCall<Q, R> newCall(MethodDescriptor<Q, R> method, CallOptions options) {
-        CallOptions own = token == null ? options : options.withCallCredentials(token.new Bearer());
-        return servers.pick(Set.of()).channel().newCall(method, own);
+        return new Attempt<>(servers.pick(Set.of()), method, options).call;
       }
 
       @Override
@@ -147,13 +146,14 @@ final class Calls implements AutoCloseable {
     final Servers.Server server;
     final Channel channel;
     final ClientCall<Q, R> call;
-    private final Token.Bearer bearer; // null without a token
+    private final Token credentials; // null without a token
 
     Attempt(Servers.Server server, MethodDescriptor<Q, R> method, CallOptions options) {
       this.server = server;
       channel = server.channel();
-      bearer = token == null ? null : token.new Bearer();
-      call = channel.newCall(method, token == null ? options : options.withCallCredentials(bearer));
+      credentials = token == null ? null : new Token(token);
+      CallOptions own = token == null ? options : options.withCallCredentials(credentials);
+      call = channel.newCall(method, own);
     }
 
     /** Converts its error, which may make the server suspect. */
@@ -170,7 +170,9 @@ final class Calls implements AutoCloseable {
 
     /** Whether the server refused a token that the file does not have any more. */
     boolean isReplaced(IdallocException failure) {
-      return failure.code() == Status.Code.UNAUTHENTICATED && bearer != null && bearer.isReplaced();
+      return failure.code() == Status.Code.UNAUTHENTICATED
+          && credentials != null
+          && credentials.isReplaced();
     }
   }
 

@@ -385,7 +385,7 @@ public final class IdallocClient implements AutoCloseable {
     private Path certificate;
     private Path key;
     private String serverName;
-    private Token token;
+    private Reloaded<String> token;
     private boolean isTokenInPlaintext;
     private Duration timeout = DEFAULT_TIMEOUT;
     private Consumer<CallEvent> observer = event -> {};
@@ -534,7 +534,8 @@ public final class IdallocClient implements AutoCloseable {
             "token", "is sent to " + target + " only over TLS: call tls()");
       }
       ChannelCredentials insecure = InsecureChannelCredentials.create();
-      Supplier<ChannelCredentials> credentials = hasTls ? new Tls(ca, certificate, key) : () -> insecure;
+      Supplier<ChannelCredentials> credentials =
+          hasTls ? new Reloaded<>(new Tls(ca, certificate, key)::read) : () -> insecure;
       List<ClientInterceptor> own = List.copyOf(interceptors);
       String name = serverName;
       Servers servers =

@@ -17,59 +17,42 @@ import java.security.Signature;
 import java.security.cert.CertificateException;
 import java.security.cert.CertificateFactory;
 import java.security.spec.PKCS8EncodedKeySpec;
-import java.time.Duration;
 import java.util.Arrays;
 import java.util.Base64;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Objects;
 import java.util.Optional;
-import java.util.function.Supplier;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 
-/** The files of TLS as credentials. They are read again after a second. Threads share it. */
-final class Tls implements Supplier<ChannelCredentials> {
-  private static final long MAX_AGE = Duration.ofSeconds(1).toNanos();
-  private static final Pattern KEY = Pattern.compile("-----BEGIN (RSA )?PRIVATE KEY-----([^-]+)-----END ");
-  // A sequence of the version 0, the algorithm rsaEncryption, and the key as a string of bytes.
-  private static final byte[] PKCS8_HEADER =
-      HexFormat.of().parseHex("30820000020100300d06092a864886f70d010101050004820000");
+/** The files of TLS as credentials. One thread at a time reads them. */
+final class Tls {
+  private static final Pattern KEY =
+      Pattern.compile("-----BEGIN (RSA )?PRIVATE KEY-----([^-]+)-----END ");
 
   private final Path ca; // null for the CAs of the JVM
   private final Path certificate; // null without
   private final Path key;
   private List<String> texts;
   private ChannelCredentials credentials;
-  private long readAt;
 
   Tls(Path ca, Path certificate, Path key) {
     this.ca = ca;
     this.certificate = certificate;
     this.key = key;
-    read();
   }
 
-  /** Returns the credentials. Files that cannot be used leave those from before. */
-  @Override
-  public synchronized ChannelCredentials get() {
-    if (System.nanoTime() - readAt >= MAX_AGE) {
-      try {
-        read();
-      } catch (IdallocException e) {
-        // A file may be in the middle of its replacement.
-      }
-    }
-    return credentials;
-  }
-
-  private void read() {
-    readAt = System.nanoTime();
+  /** Returns the credentials: the same while the files are the same. */
+  ChannelCredentials read() {
     List<String> found =
-        Stream.of(ca, certificate, key).filter(Objects::nonNull).map(file -> text("tls", file)).toList();
+        Stream.of(ca, certificate, key)
+            .filter(Objects::nonNull)
+            .map(file -> text("tls", file))
+            .toList();
     if (found.equals(texts)) {
-      return;
+      return credentials;
     }
     TlsChannelCredentials.Builder builder = TlsChannelCredentials.newBuilder();
     try {
@@ -89,6 +72,7 @@ final class Tls implements Supplier<ChannelCredentials> {
     }
     credentials = builder.build();
     texts = found;
+    return credentials;
   }
 
   private static ByteArrayInputStream stream(String text) {
@@ -147,13 +131,16 @@ final class Tls implements Supplier<ChannelCredentials> {
     throw IdallocException.invalidConfig("tls", key + " " + why);
   }
 
-  /** Returns an RSA key of PKCS #1 as PKCS #8: its DER has a length of two bytes. */
+  /**
+   * Returns an RSA key of PKCS #1 as PKCS #8: a sequence of the version 0, the algorithm
+   * rsaEncryption, and the key as a string of bytes, with lengths of two bytes.
+   */
   private static byte[] pkcs8(byte[] key) {
-    int total = key.length + PKCS8_HEADER.length - 4;
-    byte[] found = Arrays.copyOf(PKCS8_HEADER, PKCS8_HEADER.length + key.length);
-    ByteBuffer.wrap(found).putShort(2, (short) total).putShort(PKCS8_HEADER.length - 2, (short) key.length);
-    System.arraycopy(key, 0, found, PKCS8_HEADER.length, key.length);
-    return found;
+    String header =
+        "3082%04x020100300d06092a864886f70d01010105000482%04x"
+            .formatted(key.length + 22, key.length);
+    byte[] found = HexFormat.of().parseHex(header);
+    return ByteBuffer.allocate(found.length + key.length).put(found).put(key).array();
   }
 
   /** The causes of TLS failures, as the messages of exceptions name them. */
