@@ -240,28 +240,19 @@ final class Calls implements AutoCloseable {
       long sentAt = System.nanoTime();
       long patience = Math.max(MIN_PATIENCE, 4 * latency);
       Runnable ended = Clock.SYSTEM.after(patience, () -> probe(attempt, sentAt));
-      StreamObserver<R> answer =
-          new StreamObserver<>() {
-            private R reply;
-
-            @Override
-            public void onNext(R message) {
-              reply = message;
-            }
-
-            @Override
-            public void onError(Throwable error) {
-              ended.run();
-              failed(attempt, error);
-            }
-
-            @Override
-            public void onCompleted() { // gRPC has checked that there is a reply
-              ended.run();
-              answered(reply, System.nanoTime() - sentAt);
-            }
-          };
-      context.run(() -> ClientCalls.asyncUnaryCall(attempt.call, unary.request, answer));
+      context.run(
+          () ->
+              Calls.send(attempt.call, unary.request)
+                  .thenApply(unary.convert)
+                  .whenComplete(
+                      (value, error) -> {
+                        ended.run();
+                        if (error == null) {
+                          answered(value, System.nanoTime() - sentAt);
+                        } else {
+                          failed(attempt, error.getCause()); // of a CompletionException
+                        }
+                      }));
       // Only once the call has started: gRPC starts no call that was cancelled before.
       result.whenComplete(
           (value, error) -> {
@@ -271,14 +262,7 @@ final class Calls implements AutoCloseable {
           });
     }
 
-    private void answered(R reply, long duration) {
-      T value;
-      try {
-        value = unary.convert.apply(reply);
-      } catch (RuntimeException e) {
-        result.completeExceptionally(e);
-        return;
-      }
+    private void answered(T value, long duration) {
       if (result.complete(value)) {
         latency += (duration - latency) / 5;
       } else if (unary.repeat == Repeat.REFILL) {
@@ -343,6 +327,32 @@ final class Calls implements AutoCloseable {
       }
       start(second);
     }
+  }
+
+  /** Sends the request of a unary call. gRPC checks that a reply and a status come. */
+  static <Q, R> CompletableFuture<R> send(ClientCall<Q, R> call, Q request) {
+    CompletableFuture<R> answer = new CompletableFuture<>();
+    StreamObserver<R> observer =
+        new StreamObserver<>() {
+          private R reply;
+
+          @Override
+          public void onNext(R message) {
+            reply = message;
+          }
+
+          @Override
+          public void onError(Throwable error) {
+            answer.completeExceptionally(error);
+          }
+
+          @Override
+          public void onCompleted() {
+            answer.complete(reply);
+          }
+        };
+    ClientCalls.asyncUnaryCall(call, request, observer);
+    return answer;
   }
 
   /** Returns a future for a caller, whose functions run on threads of their own. */

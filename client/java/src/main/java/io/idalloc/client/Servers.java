@@ -4,10 +4,8 @@ import com.google.protobuf.Empty;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ChannelCredentials;
-import io.grpc.ClientCall;
 import io.grpc.Context;
 import io.grpc.ManagedChannel;
-import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import io.grpc.protobuf.ProtoUtils;
@@ -155,7 +153,7 @@ final class Servers {
     private volatile boolean isSuspect;
     private Rounds.Backoff backoff; // of a suspect server
     private long recoverAt;
-    private CompletableFuture<Boolean> probe; // under way, or null
+    private CompletableFuture<Boolean> probe = CompletableFuture.completedFuture(false); // the last
     private boolean isRetired;
 
     private Server(Targets.Address address) {
@@ -167,10 +165,9 @@ final class Servers {
       ChannelCredentials current = credentials.get();
       synchronized (Servers.this) {
         if (channel == null || address != null && !isRetired && used != current) {
-          Channel replaced = channel;
+          disconnect();
           channel = connector.apply(address, current);
           used = current;
-          disconnect(replaced);
         }
         return channel;
       }
@@ -178,51 +175,40 @@ final class Servers {
 
     private void retire() {
       isRetired = true;
-      disconnect(channel);
+      disconnect();
     }
 
-    private static void disconnect(Channel replaced) {
-      if (replaced instanceof ManagedChannel connection) {
+    private void disconnect() {
+      if (channel instanceof ManagedChannel connection) {
         connection.shutdown();
       }
     }
 
     /** Returns whether the server answers a probe; one that is under way serves all callers. */
     CompletableFuture<Boolean> probe(Channel over) {
-      CompletableFuture<Boolean> sent = new CompletableFuture<>();
+      CallOptions options =
+          CallOptions.DEFAULT
+              .withWaitForReady()
+              .withDeadlineAfter(MAX_PROBE_SECONDS, TimeUnit.SECONDS);
       synchronized (Servers.this) {
-        if (probe != null) {
-          return probe;
+        if (probe.isDone()) {
+          // Not in a caller's context, whose end would cancel the probe of all.
+          Context.ROOT.run(
+              () ->
+                  probe =
+                      Calls.send(over.newCall(PROBE, options), Empty.getDefaultInstance())
+                          .handle((reply, error) -> probed(error)));
         }
-        probe = sent;
+        return probe;
       }
-      CallOptions options = CallOptions.DEFAULT.withWaitForReady();
-      // Not in a caller's context, whose end would cancel the probe of all.
-      Context.ROOT.run(
-          () -> {
-            ClientCall<Empty, Empty> call =
-                over.newCall(PROBE, options.withDeadlineAfter(MAX_PROBE_SECONDS, TimeUnit.SECONDS));
-            call.start(
-                new ClientCall.Listener<Empty>() {
-                  @Override
-                  public void onClose(Status status, Metadata trailers) {
-                    probed(sent, !NO_ANSWER.contains(status.getCode()));
-                  }
-                },
-                new Metadata());
-            call.request(1);
-            call.sendMessage(Empty.getDefaultInstance());
-            call.halfClose();
-          });
-      return sent;
     }
 
-    private void probed(CompletableFuture<Boolean> sent, boolean isAnswered) {
-      synchronized (Servers.this) {
-        probe = null;
-        isSuspect &= !isAnswered;
+    private boolean probed(Throwable error) {
+      if (error != null && NO_ANSWER.contains(Status.fromThrowable(error).getCode())) {
+        return false;
       }
-      sent.complete(isAnswered);
+      isSuspect = false;
+      return true;
     }
 
     /** Makes the server suspect until a probe is answered, which later calls send. */
