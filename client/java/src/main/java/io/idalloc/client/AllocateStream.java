@@ -13,16 +13,13 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
-import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Function;
-import java.util.function.ToLongFunction;
 
 /**
  * Makes many calls over one stream ({@code AllocateStream}), which costs client and server less than
@@ -49,29 +46,31 @@ public final class AllocateStream implements AutoCloseable {
   /** The longest wait before a request is sent again. */
   private static final long MAX_DELAY = TimeUnit.SECONDS.toNanos(5);
 
+  private static final long SECOND = TimeUnit.SECONDS.toNanos(1);
+
   private final Calls calls;
   private final Clock clock;
 
   // All requests without a result, also those that wait for their retry.
-  private final Set<CompletableFuture<?>> unanswered = ConcurrentHashMap.newKeySet();
+  final Set<CompletableFuture<?>> unanswered = ConcurrentHashMap.newKeySet();
 
   private final ReentrantLock lock = new ReentrantLock();
   // The lock guards what follows.
-  private final Deque<Pending> sent = new ArrayDeque<>(); // on the open stream, without an answer
-  private final Deque<Pending> waiting = new ArrayDeque<>(); // to be sent
+  private final Deque<Pending<?>> sent = new ArrayDeque<>(); // on the open stream, unanswered
+  final Deque<Pending<?>> waiting = new ArrayDeque<>(); // to be sent
   private final Rounds rounds;
   private long number; // of the last request that was sent
   private Attempt open; // or null
   private int abandoned; // requests whose callers left since the last look
   private boolean isWaiting; // for the next attempt
-  private IdallocException broken; // why the last stream ended; null since its next answer
+  private volatile IdallocException broken; // why the last stream ended; null since its next answer
   private boolean isClosed;
 
   AllocateStream(Calls calls, Clock clock) {
     this.calls = calls;
     this.clock = clock;
     this.rounds = calls.rounds(clock);
-    calls.join(this);
+    calls.join(this, this::close);
   }
 
   /**
@@ -81,20 +80,17 @@ public final class AllocateStream implements AutoCloseable {
    * @return the range; its cancellation leaves the ids as a gap
    */
   public CompletableFuture<AllocatedRange> allocateRangeAsync(RangeRequest request) {
-    AllocateStreamRequest.Builder message = AllocateStreamRequest.newBuilder();
-    try {
-      // A request that the server cannot decode would end the stream for all.
-      message.setAllocateRange(Replies.message(request));
-    } catch (IdallocException e) {
-      return CompletableFuture.failedFuture(e);
-    }
+    // A request that the server cannot decode would end the stream for all.
     return send(
-        message,
-        request.sequence(),
-        answer ->
-            Replies.range(
-                answer.getAllocateRange(), request.count(), request.count(), request.withTexts()),
-        AllocatedRange::count);
+        new Calls.Unary<>(
+            IdAllocatorServiceGrpc.getAllocateStreamMethod(),
+            request.sequence(),
+            () ->
+                AllocateStreamRequest.newBuilder()
+                    .setAllocateRange(Replies.message(request))
+                    .build(),
+            answer -> Replies.range(answer.getAllocateRange(), request),
+            AllocatedRange::count));
   }
 
   /**
@@ -116,70 +112,42 @@ public final class AllocateStream implements AutoCloseable {
    * @return the ids; its cancellation leaves them as a gap
    */
   public CompletableFuture<List<String>> generateDocIdsAsync(long count) {
-    AllocateStreamRequest.Builder message = AllocateStreamRequest.newBuilder();
-    try {
-      message.setGenerateDocId(Replies.docIdRequest(count));
-    } catch (IdallocException e) {
-      return CompletableFuture.failedFuture(e);
-    }
     return send(
-        message,
-        "",
-        answer ->
-            IdallocClient.docIds(
-                Replies.runs(answer.getGenerateDocId().getRunsList(), count, count, null)),
-        List::size);
+        new Calls.Unary<>(
+            IdAllocatorServiceGrpc.getAllocateStreamMethod(),
+            "",
+            () ->
+                AllocateStreamRequest.newBuilder()
+                    .setGenerateDocId(Replies.docIdRequest(count))
+                    .build(),
+            answer -> Replies.docIds(answer.getGenerateDocId(), count),
+            List::size));
   }
 
   private <T> CompletableFuture<T> send(
-      AllocateStreamRequest.Builder message,
-      String sequence,
-      Function<AllocateStreamResponse, T> convert,
-      ToLongFunction<T> countIds) {
-    CompletableFuture<T> result = new CompletableFuture<>();
-    long begun = clock.nanos();
-    long deadline = begun + calls.timeout().toNanos();
-    Pending pending =
-        new Pending(message, deadline, result, answer -> result.complete(convert.apply(answer)));
+      Calls.Unary<AllocateStreamRequest, AllocateStreamResponse, T> unary) {
+    Pending<T> pending;
+    try {
+      pending = new Pending<>(unary, clock.nanos() + calls.timeout.toNanos());
+    } catch (IdallocException e) {
+      return CompletableFuture.failedFuture(e);
+    }
+    CompletableFuture<T> result = pending.result;
     unanswered.add(result);
-    result.orTimeout(calls.timeout().toNanos(), TimeUnit.NANOSECONDS);
-    CompletableFuture<T> returned = new CompletableFuture<>();
+    calls.observe(unary, result);
     result.whenComplete(
         (value, error) -> {
           unanswered.remove(result);
-          Optional<IdallocException> failure = Optional.ofNullable(error).map(this::late);
-          calls.observe(
-              IdAllocatorServiceGrpc.getAllocateStreamMethod(),
-              sequence,
-              value == null ? 0 : countIds.applyAsLong(value),
-              begun,
-              failure);
-          if (failure.isPresent()) {
+          if (error != null) {
             abandoned();
-            returned.completeExceptionally(failure.get());
-          } else {
-            returned.complete(value);
           }
         });
-    returned.whenComplete((value, error) -> result.cancel(true)); // its caller left
+    Calls.limit(result, calls.timeout, () -> broken, "no answer in time");
     enqueue(pending);
-    return Calls.handOver(returned);
+    return Calls.handOver(result);
   }
 
-  /** Converts an error; a caller whose time is over gets the last one since an answer. */
-  private IdallocException late(Throwable error) {
-    if (!(error instanceof TimeoutException)) {
-      return calls.failure(error);
-    }
-    lock.lock();
-    try {
-      return broken != null ? broken.copy() : IdallocException.timedOut("no answer in time");
-    } finally {
-      lock.unlock();
-    }
-  }
-
-  private void enqueue(Pending pending) {
+  private void enqueue(Pending<?> pending) {
     lock.lock();
     try {
       if (isClosed) {
@@ -187,9 +155,6 @@ public final class AllocateStream implements AutoCloseable {
         return;
       }
       waiting.add(pending);
-      if (open == null && !isWaiting) {
-        open = new Attempt();
-      }
       sendWaiting();
     } finally {
       lock.unlock();
@@ -209,48 +174,30 @@ public final class AllocateStream implements AutoCloseable {
     }
   }
 
-  /** Returns how many requests have no result, for tests. */
-  int requests() {
-    return unanswered.size();
-  }
-
-  /** Returns how many requests wait to be sent, for tests. */
-  int waitingRequests() {
-    lock.lock();
-    try {
-      return waiting.size();
-    } finally {
-      lock.unlock();
-    }
-  }
-
-  /** Sends what may be sent now. The caller holds the lock. */
+  /** Sends what may be sent now, over a stream that it opens. The caller holds the lock. */
   private void sendWaiting() {
+    if (open == null && !isWaiting && !waiting.isEmpty()) {
+      // Not in a caller's context, whose end would cancel the stream of all.
+      Context.ROOT.run(() -> open = new Attempt());
+    }
     while (open != null && sent.size() < MAX_IN_FLIGHT && !waiting.isEmpty()) {
-      Pending pending = waiting.remove();
+      Pending<?> pending = waiting.remove();
       long left = pending.deadline - clock.nanos();
       if (pending.result.isDone() || left <= 0) {
         continue; // its caller has left
       }
       sent.add(pending);
       pending.sentAt = clock.nanos();
-      pending.message.setNumber(++number).setTimeout(toMessage(left));
+      Duration.Builder timeout = pending.message.setNumber(++number).getTimeoutBuilder();
+      timeout.setSeconds(left / SECOND).setNanos((int) (left % SECOND));
       open.streaming.call.sendMessage(pending.message.build());
       open.watch();
     }
   }
 
-  private static Duration toMessage(long nanos) {
-    long second = TimeUnit.SECONDS.toNanos(1);
-    return Duration.newBuilder()
-        .setSeconds(nanos / second)
-        .setNanos((int) (nanos % second))
-        .build();
-  }
-
   /** Gives an answer to the oldest request. */
   private void answered(Attempt attempt, AllocateStreamResponse answer) {
-    Pending pending;
+    Pending<?> pending;
     lock.lock();
     try {
       if (attempt != open) {
@@ -269,27 +216,20 @@ public final class AllocateStream implements AutoCloseable {
     }
     if (answer.hasError()) {
       failed(pending, IdallocException.of(answer.getError()));
-      return;
-    }
-    try {
-      pending.answer.apply(answer);
-    } catch (RuntimeException e) {
-      pending.result.completeExceptionally(e);
+    } else {
+      pending.answered(answer);
     }
   }
 
   /** Sends a request again, or gives its error to its caller. */
-  private void failed(Pending pending, IdallocException error) {
+  private void failed(Pending<?> pending, IdallocException error) {
     // The limit of a stream's ids is no failure: other callers use it up.
     boolean isFull =
         error.reason().equals(Reason.QUOTA_EXCEEDED)
             && "stream".equals(error.metadata().get("subject"));
-    if (!isFull
-        && (error.code() != Status.Code.UNAVAILABLE || ++pending.failures >= MAX_ATTEMPTS)) {
-      pending.result.completeExceptionally(error);
-      return;
-    }
-    OptionalLong delay = pending.backoff.delay(error);
+    boolean isFinal =
+        !isFull && (error.code() != Status.Code.UNAVAILABLE || ++pending.failures >= MAX_ATTEMPTS);
+    OptionalLong delay = isFinal ? OptionalLong.empty() : pending.backoff.delay(error);
     long wait = Math.min(delay.orElse(Long.MAX_VALUE), MAX_DELAY);
     if (delay.isEmpty() || pending.deadline - clock.nanos() <= wait) {
       pending.result.completeExceptionally(error);
@@ -300,7 +240,7 @@ public final class AllocateStream implements AutoCloseable {
 
   /** Opens another stream for the requests without an answer, or gives them its error. */
   private void ended(Attempt attempt, IdallocException error) {
-    List<Pending> failed = new ArrayList<>();
+    List<Pending<?>> failed = new ArrayList<>();
     boolean isReplaced = attempt.streaming.isReplaced(error); // it may read the file
     lock.lock();
     try {
@@ -335,10 +275,7 @@ public final class AllocateStream implements AutoCloseable {
     try {
       isWaiting = false;
       waiting.removeIf(each -> each.result.isDone());
-      if (!isClosed && open == null && !waiting.isEmpty()) {
-        open = new Attempt();
-        sendWaiting();
-      }
+      sendWaiting();
     } finally {
       lock.unlock();
     }
@@ -366,24 +303,27 @@ public final class AllocateStream implements AutoCloseable {
   }
 
   /** A request without an answer. */
-  private static final class Pending {
+  private static final class Pending<T> {
+    final CompletableFuture<T> result = new CompletableFuture<>();
     final AllocateStreamRequest.Builder message;
     final long deadline;
-    final CompletableFuture<?> result;
-    final Function<AllocateStreamResponse, Boolean> answer;
     int failures;
     long sentAt;
     final Rounds.Backoff backoff = new Rounds.Backoff();
+    private final Function<AllocateStreamResponse, T> convert;
 
-    Pending(
-        AllocateStreamRequest.Builder message,
-        long deadline,
-        CompletableFuture<?> result,
-        Function<AllocateStreamResponse, Boolean> answer) {
-      this.message = message;
+    Pending(Calls.Unary<AllocateStreamRequest, AllocateStreamResponse, T> unary, long deadline) {
+      this.message = unary.request().get().toBuilder();
       this.deadline = deadline;
-      this.result = result;
-      this.answer = answer;
+      this.convert = unary.convert();
+    }
+
+    void answered(AllocateStreamResponse answer) {
+      try {
+        result.complete(convert.apply(answer));
+      } catch (RuntimeException e) {
+        result.completeExceptionally(e);
+      }
     }
   }
 
@@ -393,16 +333,10 @@ public final class AllocateStream implements AutoCloseable {
     private boolean isWatched; // whether a look at the oldest request is due
 
     Attempt() {
-      // Not in a caller's context, whose end would cancel the stream of all.
-      Context outer = Context.ROOT.attach();
-      try {
-        streaming =
-            calls.new Attempt<>(
-                rounds.next(), IdAllocatorServiceGrpc.getAllocateStreamMethod(), CallOptions.DEFAULT);
-        streaming.call.start(this, new Metadata());
-      } finally {
-        Context.ROOT.detach(outer);
-      }
+      streaming =
+          calls.new Attempt<>(
+              rounds.next(), IdAllocatorServiceGrpc.getAllocateStreamMethod(), CallOptions.DEFAULT);
+      streaming.call.start(this, new Metadata());
       streaming.call.request(MAX_IN_FLIGHT);
     }
 
@@ -420,12 +354,10 @@ public final class AllocateStream implements AutoCloseable {
       lock.lock();
       try {
         isWatched = false;
-        if (this != open || sent.isEmpty()) {
-          return;
-        }
-        if (clock.nanos() - sent.peek().sentAt >= calls.longestOutage) {
+        Pending<?> oldest = this == open ? sent.peek() : null;
+        if (oldest != null && clock.nanos() - oldest.sentAt >= calls.longestOutage) {
           streaming.call.cancel("the server was silent for 60 s", null);
-        } else {
+        } else if (oldest != null) {
           watch();
         }
       } finally {

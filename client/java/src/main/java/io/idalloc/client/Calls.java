@@ -8,7 +8,6 @@ import io.grpc.Deadline;
 import io.grpc.Grpc;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
-import io.grpc.StatusRuntimeException;
 import io.grpc.stub.ClientCalls;
 import io.grpc.stub.StreamObserver;
 import java.time.Duration;
@@ -19,7 +18,6 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ForkJoinPool;
@@ -27,6 +25,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 import java.util.function.Function;
+import java.util.function.Supplier;
 import java.util.function.ToLongFunction;
 import java.util.regex.Pattern;
 
@@ -52,22 +51,21 @@ final class Calls implements AutoCloseable {
     REFILL
   }
 
-  /** A unary call: its request, and how its reply becomes a result with ids. */
+  /** A call of one request, which may be refused, and how its reply becomes a result with ids. */
   record Unary<Q, R, T>(
       MethodDescriptor<Q, R> method,
-      Q request,
       String sequence,
-      Repeat repeat,
+      Supplier<Q> request,
       Function<R, T> convert,
       ToLongFunction<T> countIds) {}
 
   private final Servers servers;
   private final String target; // for errors; empty if unknown
   private final Reloaded<String> token; // null without
-  private final Duration timeout;
   private final Consumer<CallEvent> observer;
-  private final Set<AutoCloseable> open = ConcurrentHashMap.newKeySet(); // ended by close
-  private volatile boolean isClosed;
+  private final Map<Object, Runnable> open = new ConcurrentHashMap<>(); // how close ends each
+  final Duration timeout;
+  volatile boolean isClosed;
   /** Without progress for so long, an error of a stream is final. Tests make it shorter. */
   volatile long longestOutage = Duration.ofSeconds(60).toNanos();
   // The smoothed latency, in nanoseconds. The first call of a JVM is slower than others.
@@ -101,43 +99,27 @@ final class Calls implements AutoCloseable {
     };
   }
 
-  Duration timeout() {
-    return timeout;
-  }
-
-  boolean isClosed() {
-    return isClosed;
-  }
-
   /** Returns the attempts of a stream. */
   Rounds rounds(Clock clock) {
     return new Rounds(servers, clock, Integer.MAX_VALUE, longestOutage);
   }
 
   /** Ends a part of the client with it, until {@code leave}. */
-  void join(AutoCloseable part) {
-    open.add(part);
+  void join(Object part, Runnable close) {
+    open.put(part, close);
     if (isClosed) { // the client was closed meanwhile
-      close(part);
+      close.run();
     }
   }
 
-  void leave(AutoCloseable part) {
+  void leave(Object part) {
     open.remove(part);
-  }
-
-  private static void close(AutoCloseable part) {
-    try {
-      part.close();
-    } catch (Exception e) {
-      throw new AssertionError(e); // none of them throws
-    }
   }
 
   @Override
   public void close() {
     isClosed = true;
-    open.forEach(Calls::close);
+    open.values().forEach(Runnable::run);
     servers.close();
   }
 
@@ -158,14 +140,43 @@ final class Calls implements AutoCloseable {
 
     /** Converts its error, which may make the server suspect. */
     IdallocException failure(Throwable error) {
-      // Without this attribute the connection was not ready.
-      boolean isConnecting = call.getAttributes().get(Grpc.TRANSPORT_ATTR_REMOTE_ADDR) == null;
-      IdallocException failure = Calls.this.failure(error, isConnecting);
+      if (isClosed) {
+        return IdallocException.closed("client");
+      }
+      IdallocException failure = unreachable(IdallocException.of(error));
       if (failure.reason().equals(Reason.SERVER_UNREACHABLE)
           || failure.reason().equals(Reason.SERVER_DRAINING)) {
         server.suspect();
       }
       return failure;
+    }
+
+    /** Converts the error of a connection that failed or broke; others stay as they are. */
+    private IdallocException unreachable(IdallocException failure) {
+      String message = failure.getMessage();
+      boolean isCancelled = failure.reason().equals(Reason.CANCELLED);
+      if (isCancelled && message.contains("Failed to read message")) {
+        return IdallocException.invalidReply(message);
+      }
+      // A server that stops cancels calls that it has not begun, a proxy resets streams that were
+      // silent for long, a killed server closes the connection, and another port speaks no HTTP/2.
+      // gRPC gives each of these the code of its HTTP/2 error, and no details.
+      boolean hasDetails = !failure.reason().equals(failure.code().name());
+      if (isCancelled || !hasDetails && BROKEN.matcher(message).find()) {
+        message = "the call broke: " + message;
+      } else if (!failure.reason().equals(Reason.SERVER_UNREACHABLE)) {
+        return failure;
+      }
+      // Without this attribute the connection was not ready.
+      boolean isConnecting = call.getAttributes().get(Grpc.TRANSPORT_ATTR_REMOTE_ADDR) == null;
+      Optional<Tls.Failure> tls = isConnecting ? Tls.Failure.find(failure) : Optional.empty();
+      if (tls.isPresent()) {
+        message = tls.get().description + " (" + message + ")";
+      }
+      Map<String, String> metadata =
+          tls.map(each -> Map.of("tls", each.name().toLowerCase(Locale.ROOT)))
+              .orElse(failure.metadata());
+      return failure.asUnreachable(target.isEmpty() ? message : target + ": " + message, metadata);
     }
 
     /** Whether the server refused a token that the file does not have any more. */
@@ -180,43 +191,45 @@ final class Calls implements AutoCloseable {
    * Makes a unary call. The future gets the converted reply, or an IdallocException; its
    * cancellation cancels the call.
    */
-  <Q, R, T> CompletableFuture<T> unary(Unary<Q, R, T> unary) {
-    long begun = System.nanoTime();
-    CompletableFuture<T> result = new CompletableFuture<>();
+  <Q, R, T> CompletableFuture<T> unary(Unary<Q, R, T> unary, Repeat repeat) {
     if (isClosed) {
-      result.completeExceptionally(IdallocException.closed("client"));
-      return result;
+      return CompletableFuture.failedFuture(IdallocException.closed("client"));
     }
-    AutoCloseable part = () -> result.completeExceptionally(IdallocException.closed("client"));
-    join(part);
-    result.whenComplete(
-        (value, error) -> {
-          leave(part);
-          Optional<IdallocException> failure = Optional.ofNullable(error).map(this::failure);
-          long ids = value == null ? 0 : unary.countIds.applyAsLong(value);
-          observe(unary.method, unary.sequence, ids, begun, failure);
-        });
-    UnaryAttempts<Q, R, T> attempts = new UnaryAttempts<>(unary, result);
-    attempts.send(attempts.rounds.next());
+    CompletableFuture<T> result = new CompletableFuture<>();
+    try {
+      UnaryAttempts<Q, R, T> attempts = new UnaryAttempts<>(unary, repeat, result);
+      join(result, () -> result.completeExceptionally(IdallocException.closed("client")));
+      result.whenComplete((value, error) -> leave(result));
+      observe(unary, result);
+      attempts.context.run(() -> attempts.send(attempts.rounds.next()));
+    } catch (RuntimeException | Error e) {
+      result.completeExceptionally(e);
+    }
     return result;
   }
 
   /** The states of a unary call, in the words of docs/explanation/client-calls.md. */
   private final class UnaryAttempts<Q, R, T> {
     private final Unary<Q, R, T> unary;
+    private final Repeat repeat;
     private final CompletableFuture<T> result;
+    private final Q request;
     private final Rounds rounds;
     private final Deadline deadline = Deadline.after(timeout.toNanos(), TimeUnit.NANOSECONDS);
-    private final Context context = Context.current();
+    private final Context context;
     private final Set<Attempt<Q, R>> pending = new HashSet<>(); // guarded by the monitor
     private boolean hasSecond; // whether the second attempt was made; guarded by the monitor
     private volatile IdallocException last; // the error of the last round
 
-    UnaryAttempts(Unary<Q, R, T> unary, CompletableFuture<T> result) {
+    UnaryAttempts(Unary<Q, R, T> unary, Repeat repeat, CompletableFuture<T> result) {
       this.unary = unary;
+      this.repeat = repeat;
       this.result = result;
-      int most = unary.repeat == Repeat.REFILL ? 1 : MAX_ROUNDS;
-      this.rounds = new Rounds(servers, Clock.SYSTEM, most, timeout.toNanos());
+      request = unary.request.get();
+      // The end of a caller's context must not cancel the refill of all callers.
+      context = repeat == Repeat.REFILL ? Context.ROOT : Context.current();
+      int most = repeat == Repeat.REFILL ? 1 : MAX_ROUNDS;
+      rounds = new Rounds(servers, Clock.SYSTEM, most, timeout.toNanos());
     }
 
     private void send(Servers.Server server) {
@@ -242,7 +255,7 @@ final class Calls implements AutoCloseable {
       Runnable ended = Clock.SYSTEM.after(patience, () -> probe(attempt, sentAt));
       context.run(
           () ->
-              Calls.send(attempt.call, unary.request)
+              Calls.send(attempt.call, request)
                   .thenApply(unary.convert)
                   .whenComplete(
                       (value, error) -> {
@@ -265,7 +278,7 @@ final class Calls implements AutoCloseable {
     private void answered(T value, long duration) {
       if (result.complete(value)) {
         latency += (duration - latency) / 5;
-      } else if (unary.repeat == Repeat.REFILL) {
+      } else if (repeat == Repeat.REFILL) {
         dropped(unary.sequence, unary.countIds.applyAsLong(value));
       }
     }
@@ -319,7 +332,7 @@ final class Calls implements AutoCloseable {
       silent.server.suspect();
       Attempt<Q, R> second;
       synchronized (this) {
-        if (unary.repeat == Repeat.NEVER || hasSecond || !isPending(silent)) {
+        if (repeat == Repeat.NEVER || hasSecond || !isPending(silent)) {
           return;
         }
         hasSecond = true;
@@ -355,6 +368,25 @@ final class Calls implements AutoCloseable {
     return answer;
   }
 
+  /** Ends a result that is late with the last error, or with a message if there is none. */
+  static void limit(
+      CompletableFuture<?> result,
+      Duration limit,
+      Supplier<IdallocException> last,
+      String message) {
+    result
+        .copy()
+        .orTimeout(limit.toNanos(), TimeUnit.NANOSECONDS)
+        .whenComplete(
+            (value, error) -> {
+              if (error instanceof TimeoutException) {
+                IdallocException known = last.get();
+                result.completeExceptionally(
+                    known == null ? IdallocException.timedOut(message) : known.copy());
+              }
+            });
+  }
+
   /** Returns a future for a caller, whose functions run on threads of their own. */
   static <T> CompletableFuture<T> handOver(CompletableFuture<T> result) {
     CompletableFuture<T> returned = new CompletableFuture<>();
@@ -363,7 +395,7 @@ final class Calls implements AutoCloseable {
           if (error == null) {
             returned.complete(value);
           } else {
-            returned.completeExceptionally(error);
+            returned.completeExceptionally(IdallocException.of(error));
           }
         },
         CALLBACKS);
@@ -371,56 +403,23 @@ final class Calls implements AutoCloseable {
     return returned;
   }
 
-  /** Converts the error of a call that its caller did not end. */
-  IdallocException failure(Throwable error) {
-    return failure(error, false);
+  /** Converts the error of a result. */
+  static IdallocException failure(Throwable error) {
+    return error instanceof CancellationException
+        ? IdallocException.of(
+            Reason.CANCELLED, Status.Code.CANCELLED, "the caller cancelled the call")
+        : IdallocException.of(error);
   }
 
-  private IdallocException failure(Throwable error, boolean isConnecting) {
-    Throwable cause =
-        error instanceof CompletionException || error instanceof ExecutionException
-            ? error.getCause()
-            : error;
-    if (cause instanceof CancellationException) {
-      return IdallocException.of(
-          Reason.CANCELLED, Status.Code.CANCELLED, "the caller cancelled the call");
-    }
-    if (cause instanceof TimeoutException) {
-      return IdallocException.timedOut("no answer in time");
-    }
-    IdallocException failure = IdallocException.of(cause);
-    if (failure.reason().equals(Reason.CLOSED)) {
-      return failure;
-    }
-    if (isClosed) {
-      return IdallocException.closed("client");
-    }
-    if (failure.reason().equals(Reason.CANCELLED)
-        && failure.getMessage().contains("Failed to read message")) {
-      return IdallocException.invalidReply(failure.getMessage());
-    }
-    // A server that stops cancels calls that it has not begun, a proxy resets streams that were
-    // silent for long, a killed server closes the connection, and another port speaks no HTTP/2.
-    // gRPC gives each of these the code of its HTTP/2 error, and no details.
-    boolean isBroken =
-        failure.reason().equals(Reason.CANCELLED)
-            || failure.reason().equals(failure.code().name())
-                && BROKEN.matcher(failure.getMessage()).find();
-    String message = failure.getMessage();
-    if (isBroken && cause instanceof StatusRuntimeException) {
-      message = "the call broke: " + message;
-    } else if (!failure.reason().equals(Reason.SERVER_UNREACHABLE)
-        || !target.isEmpty() && message.startsWith(target)) {
-      return failure;
-    }
-    Optional<Tls.Failure> tls = isConnecting ? Tls.Failure.find(cause) : Optional.empty();
-    if (tls.isPresent()) {
-      message = tls.get().description + " (" + message + ")";
-    }
-    message = target.isEmpty() ? message : target + ": " + message;
-    Optional<String> kind = tls.map(each -> each.name().toLowerCase(Locale.ROOT));
-    return failure.asUnreachable(
-        message, kind.map(each -> Map.of("tls", each)).orElse(failure.metadata()));
+  /** Reports a call once it has a result. */
+  <T> void observe(Unary<?, ?, T> unary, CompletableFuture<T> result) {
+    long begun = System.nanoTime();
+    result.whenComplete(
+        (value, error) -> {
+          long ids = value == null ? 0 : unary.countIds.applyAsLong(value);
+          Optional<IdallocException> failure = Optional.ofNullable(error).map(Calls::failure);
+          observe(unary.method, unary.sequence, ids, begun, failure);
+        });
   }
 
   /** Reports a finished call. */
@@ -445,8 +444,7 @@ final class Calls implements AutoCloseable {
       observer.accept(event);
     } catch (RuntimeException e) {
       Thread thread = Thread.currentThread();
-      Thread.UncaughtExceptionHandler handler = Thread.getDefaultUncaughtExceptionHandler();
-      (handler == null ? thread.getThreadGroup() : handler).uncaughtException(thread, e);
+      thread.getUncaughtExceptionHandler().uncaughtException(thread, e);
     }
   }
 

@@ -76,7 +76,7 @@ public final class IdPool implements AutoCloseable {
     this.sequence = sequence;
     this.source = source;
     this.clock = clock;
-    calls.join(this);
+    calls.join(this, this::close);
   }
 
   /**
@@ -363,7 +363,7 @@ public final class IdPool implements AutoCloseable {
       if (error == null) {
         failure = add(range, nanos);
       } else {
-        failure = calls.failure(error);
+        failure = Calls.failure(error);
         if (adaptSize(failure)) {
           delay = OptionalLong.of(0);
         }

@@ -49,7 +49,7 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
   IdStream(Calls calls, Source<?, ?, T> source, long total, long chunk) {
     this.calls = calls;
     this.attempts = new Attempts<>(source, total, chunk);
-    calls.join(this);
+    calls.join(this, this::close);
   }
 
   /**
@@ -114,7 +114,7 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
       long begun = clock.nanos();
       while (true) {
         if (isClosed()) {
-          throw IdallocException.closed(calls.isClosed() ? "client" : "stream");
+          throw IdallocException.closed(calls.isClosed ? "client" : "stream");
         }
         Attempt<Q, R> attempt = open;
         if (attempt == null) {

@@ -7,7 +7,6 @@ import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
-import io.idalloc.v1.AllocateRangeRequest;
 import io.idalloc.v1.AllocateRangeResult;
 import io.idalloc.v1.BatchAllocateRangesRequest;
 import io.idalloc.v1.BatchAllocateRangesResponse;
@@ -124,20 +123,14 @@ public final class IdallocClient implements AutoCloseable {
   }
 
   private CompletableFuture<AllocatedRange> allocate(RangeRequest request, Calls.Repeat repeat) {
-    AllocateRangeRequest message;
-    try {
-      message = Replies.message(request);
-    } catch (IdallocException e) {
-      return CompletableFuture.failedFuture(e);
-    }
     return calls.unary(
         new Calls.Unary<>(
             IdAllocatorServiceGrpc.getAllocateRangeMethod(),
-            message,
             request.sequence(),
-            repeat,
-            reply -> Replies.range(reply, request.count(), request.count(), request.withTexts()),
-            AllocatedRange::count));
+            () -> Replies.message(request),
+            reply -> Replies.range(reply, request),
+            AllocatedRange::count),
+        repeat);
   }
 
   /**
@@ -159,30 +152,30 @@ public final class IdallocClient implements AutoCloseable {
    */
   public CompletableFuture<List<RangeResult>> batchAllocateRangesAsync(
       List<RangeRequest> requests) {
-    BatchAllocateRangesRequest.Builder batch = BatchAllocateRangesRequest.newBuilder();
-    try {
-      for (RangeRequest each : requests) {
-        if (each.withTexts() || each.requestId().isPresent()) {
-          throw IdallocException.invalid("requests", "a batch has no texts and no request ids");
-        }
-        batch.addRequests(Replies.message(each));
-      }
-    } catch (IdallocException e) {
-      return CompletableFuture.failedFuture(e);
-    }
     return Calls.handOver(
         calls.unary(
             new Calls.Unary<>(
                 IdAllocatorServiceGrpc.getBatchAllocateRangesMethod(),
-                batch.build(),
                 "",
-                Calls.Repeat.NEVER,
+                () -> batch(requests),
                 reply -> results(reply, requests),
                 results ->
                     results.stream()
                         .flatMap(each -> each.range().stream())
                         .mapToLong(AllocatedRange::count)
-                        .sum())));
+                        .sum()),
+            Calls.Repeat.NEVER));
+  }
+
+  private static BatchAllocateRangesRequest batch(List<RangeRequest> requests) {
+    BatchAllocateRangesRequest.Builder batch = BatchAllocateRangesRequest.newBuilder();
+    for (RangeRequest each : requests) {
+      if (each.withTexts() || each.requestId().isPresent()) {
+        throw IdallocException.invalid("requests", "a batch has no texts and no request ids");
+      }
+      batch.addRequests(Replies.message(each));
+    }
+    return batch.build();
   }
 
   private static List<RangeResult> results(
@@ -199,9 +192,9 @@ public final class IdallocClient implements AutoCloseable {
         results.add(RangeResult.of(IdallocException.of(each.getError())));
         continue;
       }
-      long count = requests.get(i).count();
-      AllocatedRange range = Replies.range(each.getResponse(), count, count, false);
-      List<String> counter = List.of(requests.get(i).sequence(), range.period());
+      RangeRequest request = requests.get(i);
+      AllocatedRange range = Replies.range(each.getResponse(), request);
+      List<String> counter = List.of(request.sequence(), range.period());
       taken.computeIfAbsent(counter, key -> new ArrayList<>()).add(range);
       results.add(RangeResult.of(range));
     }
@@ -277,24 +270,15 @@ public final class IdallocClient implements AutoCloseable {
    * @return the ids
    */
   public CompletableFuture<List<String>> generateDocIdsAsync(long count) {
-    try {
-      Replies.checkCount("id_count", count);
-    } catch (IdallocException e) {
-      return CompletableFuture.failedFuture(e);
-    }
     return Calls.handOver(
         calls.unary(
             new Calls.Unary<>(
                 IdAllocatorServiceGrpc.getGenerateDocIdMethod(),
-                Replies.docIdRequest(count),
                 "",
-                Calls.Repeat.NEVER,
-                reply -> docIds(Replies.runs(reply.getRunsList(), count, count, null)),
-                List::size)));
-  }
-
-  static List<String> docIds(List<DocIdRun> runs) {
-    return runs.stream().flatMap(DocIdRun::ids).toList();
+                () -> Replies.docIdRequest(count),
+                reply -> Replies.docIds(reply, count),
+                List::size),
+            Calls.Repeat.NEVER));
   }
 
   /**

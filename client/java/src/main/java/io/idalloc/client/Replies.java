@@ -4,6 +4,7 @@ import io.idalloc.v1.AllocateRangeRequest;
 import io.idalloc.v1.AllocateRangeResponse;
 import io.idalloc.v1.DocIdView;
 import io.idalloc.v1.GenerateDocIdRequest;
+import io.idalloc.v1.GenerateDocIdResponse;
 import io.idalloc.v1.IdRange;
 import io.idalloc.v1.RangeView;
 import io.idalloc.v1.StreamRangesResponse;
@@ -78,6 +79,10 @@ final class Replies {
         .build();
   }
 
+  static AllocatedRange range(AllocateRangeResponse reply, RangeRequest request) {
+    return range(reply, request.count(), request.count(), request.withTexts());
+  }
+
   /** Converts a reply that must have {@code least} to {@code most} ids. */
   static AllocatedRange range(
       AllocateRangeResponse reply, long least, long most, boolean withTexts) {
@@ -149,6 +154,11 @@ final class Replies {
         throw IdallocException.invalidReply("range has " + lowest + " twice; expected each id once");
       }
     }
+  }
+
+  static List<String> docIds(GenerateDocIdResponse reply, long count) {
+    List<DocIdRun> runs = runs(reply.getRunsList(), count, count, null);
+    return runs.stream().flatMap(DocIdRun::ids).toList();
   }
 
   /** Converts runs with {@code least} to {@code most} ids. They come after those of the message before, or null. */

@@ -29,9 +29,6 @@ import java.io.InputStream;
 import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
 import java.io.UncheckedIOException;
-import java.net.ServerSocket;
-import java.net.Socket;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -392,7 +389,7 @@ class IdallocClientTest {
       for (int i = 0; i < 20_000; i++) {
         stream.allocateRangeAsync(RangeRequest.of("orders", 1)).cancel(true);
       }
-      assertTrue(stream.waitingRequests() <= 1, () -> stream.waitingRequests() + " are kept");
+      assertTrue(stream.waiting.size() <= 1, () -> stream.waiting.size() + " are kept");
     }
   }
 
@@ -589,7 +586,7 @@ class IdallocClientTest {
           FakeServer.error(
               Status.Code.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, 0.9, "subject", "stream"));
       var waiting = stream.allocateRangeAsync(RangeRequest.of("orders", 1));
-      while (!server.failures.isEmpty() || stream.requests() != 1) {
+      while (!server.failures.isEmpty() || stream.unanswered.size() != 1) {
         Thread.onSpinWait();
       }
       stream.close();
