@@ -14,6 +14,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 import java.util.function.LongFunction;
+import java.util.function.Supplier;
 import java.util.function.ToLongFunction;
 
 /**
@@ -41,14 +42,20 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
   }
 
   private final Calls calls;
-  private final Attempts<?, ?> attempts;
-  private final Clock clock = Clock.SYSTEM;
+  private final Source<?, ?, T> source;
+  private final long chunk;
+  private final Rounds rounds;
   private final CountDownLatch closed = new CountDownLatch(1);
+  private long missing;
   private T read; // the next part, or null
+  private volatile Attempt<?, ?> open; // or null
 
   IdStream(Calls calls, Source<?, ?, T> source, long total, long chunk) {
     this.calls = calls;
-    this.attempts = new Attempts<>(source, total, chunk);
+    this.source = source;
+    this.missing = total;
+    this.chunk = chunk;
+    this.rounds = calls.rounds(Clock.SYSTEM);
     calls.join(this, this::close);
   }
 
@@ -60,8 +67,8 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
    */
   @Override
   public boolean hasNext() {
-    if (read == null && attempts.missing > 0) {
-      read = attempts.next();
+    if (read == null && missing > 0) {
+      read = receive();
     }
     return read != null;
   }
@@ -87,134 +94,112 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
   public void close() {
     closed.countDown();
     calls.leave(this);
-    attempts.end();
+    end();
   }
 
   private boolean isClosed() {
     return closed.getCount() == 0;
   }
 
-  /** What arrives: a reply, or the end. */
-  private record Arrived<R>(Optional<R> reply, Status status, Metadata trailers) {}
-
-  private final class Attempts<Q, R> {
-    private final Source<Q, R, T> source;
-    private final long chunk;
-    private final Rounds rounds = calls.rounds(clock);
-    private long missing;
-    private volatile Attempt<Q, R> open; // or null
-
-    Attempts(Source<Q, R, T> source, long total, long chunk) {
-      this.source = source;
-      this.missing = total;
-      this.chunk = chunk;
-    }
-
-    T next() {
-      long begun = clock.nanos();
-      while (true) {
-        if (isClosed()) {
-          throw IdallocException.closed(calls.isClosed ? "client" : "stream");
-        }
-        Attempt<Q, R> attempt = open;
-        if (attempt == null) {
-          attempt = new Attempt<>(
-                  calls.new Attempt<>(rounds.next(), source.method, CallOptions.DEFAULT),
-                  source.request.apply(missing));
-          open = attempt;
-          if (isClosed()) { // close may have missed the attempt
-            end();
-            continue;
-          }
-        }
-        try {
-          long most = Math.min(chunk == 0 ? 10_000 : chunk, missing); // the default of chunk_id_count
-          T part = source.convert.part(attempt.receive(), chunk == 0 ? 1 : most, most, attempt.last);
-          attempt.last = part;
-          long count = source.countIds.applyAsLong(part);
-          missing -= count;
-          rounds.over();
-          calls.observe(source.method, source.sequence, count, begun, Optional.empty());
-          if (missing == 0) {
-            end(); // the status of the call does not matter any more
-          }
-          return part;
-        } catch (IdallocException e) {
-          end();
-          await(attempt, e, begun);
-        }
+  private T receive() {
+    long begun = System.nanoTime();
+    while (true) {
+      if (isClosed()) {
+        throw IdallocException.closed(calls.isClosed ? "client" : "stream");
       }
-    }
-
-    private void await(Attempt<Q, R> attempt, IdallocException error, long begun) {
-      OptionalLong delay = rounds.delay(error, attempt.sent.isReplaced(error));
-      if (delay.isEmpty() && !isClosed()) {
-        calls.observe(source.method, source.sequence, 0, begun, Optional.of(error));
-        throw error;
+      Attempt<?, ?> attempt = open;
+      if (attempt == null) {
+        attempt = new Attempt<>(source);
+        open = attempt;
+        if (isClosed()) { // close may have missed the attempt
+          end();
+          continue;
+        }
       }
       try {
-        closed.await(delay.orElse(0), TimeUnit.NANOSECONDS);
-      } catch (InterruptedException e) {
-        throw Calls.interrupted();
+        T part = attempt.receive();
+        long count = source.countIds.applyAsLong(part);
+        missing -= count;
+        rounds.over();
+        calls.observe(source.method, source.sequence, count, begun, Optional.empty());
+        if (missing == 0) {
+          end(); // the status of the call does not matter any more
+        }
+        return part;
+      } catch (IdallocException e) {
+        end();
+        await(attempt, e, begun);
       }
     }
+  }
 
-    void end() {
-      Attempt<Q, R> attempt = open;
-      open = null;
-      if (attempt != null) {
-        attempt.cancel();
-      }
+  /** Waits for the next attempt, or throws the error that ended this one. */
+  private void await(Attempt<?, ?> attempt, IdallocException error, long begun) {
+    OptionalLong delay = rounds.delay(error, attempt.sent.isReplaced(error));
+    if (delay.isEmpty() && !isClosed()) {
+      calls.observe(source.method, source.sequence, 0, begun, Optional.of(error));
+      throw error;
+    }
+    try {
+      closed.await(delay.orElse(0), TimeUnit.NANOSECONDS);
+    } catch (InterruptedException e) {
+      throw Calls.interrupted();
+    }
+  }
+
+  private void end() {
+    Attempt<?, ?> attempt = open;
+    open = null;
+    if (attempt != null) {
+      attempt.sent.call.cancel("the program closed the stream", null);
     }
   }
 
   private final class Attempt<Q, R> extends ClientCall.Listener<R> {
     private final Calls.Attempt<Q, R> sent;
-    private final BlockingQueue<Arrived<R>> arrived = new LinkedBlockingQueue<>();
+    private final Converter<R, T> convert;
+    private final BlockingQueue<Supplier<R>> arrived = new LinkedBlockingQueue<>();
     private T last; // the latest part, or null
 
-    Attempt(Calls.Attempt<Q, R> sent, Q request) {
-      this.sent = sent;
+    Attempt(Source<Q, R, T> source) {
+      sent = calls.new Attempt<>(rounds.next(), source.method, CallOptions.DEFAULT);
+      convert = source.convert;
       sent.call.start(this, new Metadata());
-      sent.call.sendMessage(request);
+      sent.call.sendMessage(source.request.apply(missing));
       sent.call.halfClose();
     }
 
-    /** Waits for the next message, and for no longer than an outage. */
-    R receive() {
+    /** Waits for the next part, and for no longer than an outage. */
+    T receive() {
       sent.call.request(1);
-      Arrived<R> got;
+      Supplier<R> reply;
       try {
-        got = arrived.poll(calls.longestOutage, TimeUnit.NANOSECONDS);
+        reply = arrived.poll(calls.longestOutage, TimeUnit.NANOSECONDS);
       } catch (InterruptedException e) {
-        cancel();
         throw Calls.interrupted();
       }
-      if (got == null) {
+      if (reply == null) {
         throw IdallocException.of(
             Reason.SERVER_UNREACHABLE, Status.Code.UNAVAILABLE, "the server was silent for 60 s");
       }
-      if (got.reply.isPresent()) {
-        return got.reply.get();
-      }
-      if (got.status.isOk()) {
-        throw IdallocException.invalidReply("the stream ended with ids missing");
-      }
-      throw sent.failure(got.status.asRuntimeException(got.trailers));
-    }
-
-    void cancel() {
-      sent.call.cancel("the program closed the stream", null);
+      long most = Math.min(chunk == 0 ? 10_000 : chunk, missing); // the default of chunk_id_count
+      last = convert.part(reply.get(), chunk == 0 ? 1 : most, most, last);
+      return last;
     }
 
     @Override
     public void onMessage(R message) {
-      arrived.add(new Arrived<>(Optional.of(message), Status.OK, new Metadata()));
+      arrived.add(() -> message);
     }
 
     @Override
     public void onClose(Status status, Metadata trailers) {
-      arrived.add(new Arrived<>(Optional.empty(), status, trailers));
+      arrived.add(
+          () -> {
+            throw status.isOk()
+                ? IdallocException.invalidReply("the stream ended with ids missing")
+                : sent.failure(status.asRuntimeException(trailers));
+          });
     }
   }
 }
