@@ -1,17 +1,14 @@
 package io.idalloc.client;
 
-import io.grpc.Context;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.OptionalLong;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.LongFunction;
 
 /**
  * Hands out the ids of one sequence from memory. Platform and virtual threads may share it; create
@@ -42,14 +39,9 @@ public final class IdPool implements AutoCloseable {
   /** Stands for no id. The smallest id of any sequence is -2^62. */
   private static final long NONE = Long.MIN_VALUE;
 
-  /** Requests a range. */
-  interface Source {
-    CompletableFuture<AllocatedRange> allocate(String sequence, long count);
-  }
-
   private final Calls calls;
   private final String sequence;
-  private final Source source;
+  private final LongFunction<CompletableFuture<AllocatedRange>> source; // of ranges of a size
   private final Clock clock;
 
   /** The ids in use: callers take from it without the lock. Only a holder replaces it. */
@@ -62,16 +54,20 @@ public final class IdPool implements AutoCloseable {
   private final ReentrantLock lock = new ReentrantLock();
   private Lease next; // the prefetched range, or null
   private List<AllocatedRange> known = List.of(); // the last 8 ranges
-  private Refill refill; // at most one, or null
-  private CompletableFuture<AllocatedRange> inFlight; // its request, or null
+  private volatile Refill refill; // at most one, or null
+  private volatile CompletableFuture<AllocatedRange> inFlight; // its request, or null
   private long startedAt; // when the range in use became current
   private long size = 1;
   private long maxSize = MAX_RANGE_SIZE;
   private boolean inDemand = true; // whether ranges are used up before they expire
   private int lateRanges;
-  private boolean isClosed;
+  private volatile boolean isClosed;
 
-  IdPool(Calls calls, String sequence, Source source, Clock clock) {
+  IdPool(
+      Calls calls,
+      String sequence,
+      LongFunction<CompletableFuture<AllocatedRange>> source,
+      Clock clock) {
     this.calls = calls;
     this.sequence = sequence;
     this.source = source;
@@ -86,8 +82,7 @@ public final class IdPool implements AutoCloseable {
    * @throws IdallocException as {@link #next(Duration)}
    */
   public long next() {
-    long id = take(current);
-    return id != NONE ? id : await(OUTAGE_LIMIT);
+    return next(OUTAGE_LIMIT);
   }
 
   /**
@@ -102,7 +97,7 @@ public final class IdPool implements AutoCloseable {
    */
   public long next(Duration timeout) {
     long id = take(current);
-    return id != NONE ? id : await(timeout);
+    return id != NONE ? id : Calls.await(waitForId(timeout));
   }
 
   /**
@@ -123,48 +118,23 @@ public final class IdPool implements AutoCloseable {
    */
   public CompletableFuture<Long> nextAsync(Duration timeout) {
     long id = take(current);
-    if (id != NONE) {
-      return CompletableFuture.completedFuture(id);
-    }
-    CompletableFuture<Long> result = await(new Waiter(clock.nanos() + timeout.toNanos()));
-    Runnable ended = clock.after(timeout.toNanos(), () -> result.completeExceptionally(late()));
-    result.whenComplete((taken, error) -> ended.run());
-    return Calls.handOver(result);
+    return id != NONE ? CompletableFuture.completedFuture(id) : Calls.handOver(waitForId(timeout));
   }
 
-  /** Returns the future of a caller that waits. */
-  private CompletableFuture<Long> await(Waiter waiter) {
+  private CompletableFuture<Long> waitForId(Duration timeout) {
+    CompletableFuture<Long> result = new CompletableFuture<>();
     waiting.incrementAndGet();
-    waiter.result.whenComplete((taken, error) -> waiting.decrementAndGet());
-    take(waiter);
-    return waiter.result;
+    result.whenComplete((taken, error) -> waiting.decrementAndGet());
+    String message = "no id of sequence '" + sequence + "' in time";
+    take(new Waiter(result, clock.nanos() + timeout.toNanos()));
+    Calls.limit(result, timeout, this::lastFailure, message);
+    return result;
   }
 
-  private long await(Duration timeout) {
-    CompletableFuture<Long> result = await(new Waiter(clock.nanos() + timeout.toNanos()));
-    try {
-      return result.get(timeout.toNanos(), TimeUnit.NANOSECONDS);
-    } catch (TimeoutException e) {
-      result.cancel(true);
-      throw late();
-    } catch (InterruptedException e) {
-      result.cancel(true);
-      throw Calls.interrupted();
-    } catch (ExecutionException e) {
-      throw IdallocException.of(e.getCause()).copy();
-    }
-  }
-
-  /** Returns the error of a caller whose time is over: the last one, if an attempt has failed. */
-  private IdallocException late() {
-    lock.lock();
-    try {
-      return refill != null && refill.failure != null
-          ? refill.failure.copy()
-          : IdallocException.timedOut("no id of sequence '" + sequence + "' in time");
-    } finally {
-      lock.unlock();
-    }
+  /** Returns the error of the last attempt, or null. */
+  private IdallocException lastFailure() {
+    Refill awaited = refill;
+    return awaited == null ? null : awaited.failure;
   }
 
   /** Gives a caller an id as soon as there is one. */
@@ -177,13 +147,7 @@ public final class IdPool implements AutoCloseable {
         }
         return;
       }
-      Refill awaited;
-      try {
-        awaited = advance();
-      } catch (IdallocException e) {
-        waiter.result.completeExceptionally(e);
-        return;
-      }
+      Refill awaited = advance();
       if (awaited != null && awaited.add(waiter)) {
         return;
       }
@@ -231,7 +195,7 @@ public final class IdPool implements AutoCloseable {
     lock.lock();
     try {
       if (isClosed) {
-        throw IdallocException.closed("pool");
+        return refill; // whose error is that of a closed pool
       }
       Lease used = current;
       if (used.isExpired(clock)) {
@@ -304,47 +268,12 @@ public final class IdPool implements AutoCloseable {
     // The time counts from before the request is sent, as the server may take the ids at any
     // moment since.
     long nanos = clock.nanos();
-    CompletableFuture<AllocatedRange> request;
-    // Not in a caller's context, whose end would cancel the call: the range is for all callers.
-    Context outer = Context.ROOT.attach();
-    try {
-      request = source.allocate(sequence, count);
-    } catch (RuntimeException | Error e) { // or all callers would wait for it
-      request = CompletableFuture.failedFuture(e);
-    } finally {
-      Context.ROOT.detach(outer);
+    CompletableFuture<AllocatedRange> request = source.apply(count);
+    inFlight = request;
+    if (isClosed) { // close may have missed the request
+      request.cancel(true);
     }
-    lock.lock();
-    try {
-      if (isClosed) {
-        request.cancel(true);
-      } else {
-        inFlight = request;
-      }
-    } finally {
-      lock.unlock();
-    }
-    request.whenComplete(
-        (range, error) -> {
-          try {
-            receive(sent, range, error, nanos);
-          } catch (RuntimeException | Error e) { // or all callers would wait for this refill
-            abandon(sent, e);
-          }
-        });
-  }
-
-  /** Ends a refill with an unexpected error; the next caller starts another. */
-  private void abandon(Refill failed, Throwable error) {
-    lock.lock();
-    try {
-      if (refill == failed) {
-        refill = null;
-      }
-    } finally {
-      lock.unlock();
-    }
-    failed.end(IdallocException.of(error));
+    request.whenComplete((range, error) -> receive(sent, range, error, nanos));
   }
 
   /** Keeps a range for the callers, or decides when to request it again. */
@@ -360,15 +289,14 @@ public final class IdPool implements AutoCloseable {
         }
         return;
       }
-      if (error == null) {
-        failure = add(range, nanos);
-      } else {
-        failure = Calls.failure(error);
-        if (adaptSize(failure)) {
-          delay = OptionalLong.of(0);
-        }
+      try {
+        failure = error == null ? add(range, nanos) : Calls.failure(error);
+      } catch (RuntimeException | Error e) { // or all callers would wait for this refill
+        failure = IdallocException.of(e);
       }
-      if (failure != null && delay.isEmpty() && sent.isWanted()) {
+      if (failure != null && adaptSize(failure)) {
+        delay = OptionalLong.of(0);
+      } else if (failure != null && sent.isWanted()) {
         delay = sent.backoff.delay(failure);
       }
       sent.failure = failure;
@@ -378,15 +306,13 @@ public final class IdPool implements AutoCloseable {
     } finally {
       lock.unlock();
     }
-    if (delay.isPresent()) {
-      if (delay.getAsLong() == 0) {
-        send(sent);
-      } else {
-        clock.after(delay.getAsLong(), () -> send(sent));
-        sent.delay(clock.nanos() + delay.getAsLong(), failure);
-      }
-    } else {
+    if (delay.isEmpty()) {
       sent.end(failure);
+    } else if (delay.getAsLong() == 0) {
+      send(sent);
+    } else {
+      clock.after(delay.getAsLong(), () -> send(sent));
+      sent.delay(clock.nanos() + delay.getAsLong(), failure);
     }
   }
 
@@ -424,7 +350,8 @@ public final class IdPool implements AutoCloseable {
   private boolean adaptSize(IdallocException error) {
     switch (error.reason()) {
       case Reason.SEQUENCE_EXHAUSTED -> {
-        long largest = parsed(error.metadata().getOrDefault("largest_range", "0"));
+        String text = error.metadata().getOrDefault("largest_range", "");
+        long largest = text.matches("\\d{1,18}") ? Long.parseLong(text) : 0;
         if (0 < largest && largest < size) {
           size = largest;
           return true;
@@ -448,14 +375,6 @@ public final class IdPool implements AutoCloseable {
     return false;
   }
 
-  private static long parsed(String number) {
-    try {
-      return Long.parseLong(number);
-    } catch (NumberFormatException e) {
-      return 0;
-    }
-  }
-
   /**
    * Drops the ids at hand, cancels the request in flight, and ends the waits of all callers with
    * {@link Reason#CLOSED}.
@@ -467,9 +386,9 @@ public final class IdPool implements AutoCloseable {
     lock.lock();
     try {
       isClosed = true;
-      abandoned = refill;
+      abandoned = refill == null ? new Refill() : refill;
+      refill = abandoned;
       cancelled = inFlight;
-      refill = null;
       if (next != null) {
         calls.dropped(sequence, next.count);
         next = null;
@@ -482,9 +401,7 @@ public final class IdPool implements AutoCloseable {
     if (cancelled != null) {
       cancelled.cancel(true);
     }
-    if (abandoned != null) {
-      abandoned.end(IdallocException.closed("pool"));
-    }
+    abandoned.end(IdallocException.closed("pool"));
   }
 
   /** The way to the next range: one request at a time, until it succeeds or its error is final. */
@@ -527,13 +444,12 @@ public final class IdPool implements AutoCloseable {
 
     /** Records when the next request is sent; who cannot wait so long gets the failure. */
     void delay(long retryAt, IdallocException failure) {
-      List<Waiter> hasty = new ArrayList<>();
+      List<Waiter> hasty;
       lock.lock();
       try {
         this.retryAt = retryAt;
-        waiters.stream().filter(each -> each.deadline < retryAt).forEach(hasty::add);
-        waiters.removeAll(hasty);
         waiters.removeIf(each -> each.result.isDone());
+        hasty = waiters.stream().filter(each -> each.deadline < retryAt).toList();
       } finally {
         lock.unlock();
       }
@@ -562,15 +478,8 @@ public final class IdPool implements AutoCloseable {
     }
   }
 
-  /** A caller without an id. */
-  private static final class Waiter {
-    final CompletableFuture<Long> result = new CompletableFuture<>();
-    final long deadline; // on the pool's clock
-
-    Waiter(long deadline) {
-      this.deadline = deadline;
-    }
-  }
+  /** A caller without an id, and when it gives up, on the pool's clock. */
+  private record Waiter(CompletableFuture<Long> result, long deadline) {}
 
   /** A range in the pool. Its ids are taken without a lock. */
   private static final class Lease {

@@ -334,7 +334,7 @@ public final class IdallocClient implements AutoCloseable {
     return new IdPool(
         calls,
         Objects.requireNonNull(sequence, "sequence"),
-        (name, count) -> allocate(RangeRequest.of(name, count), Calls.Repeat.REFILL),
+        count -> allocate(RangeRequest.of(sequence, count), Calls.Repeat.REFILL),
         Clock.SYSTEM);
   }
 

@@ -38,7 +38,7 @@ class IdPoolTest {
     events.add(event);
   }
 
-  private synchronized CompletableFuture<AllocatedRange> allocate(String sequence, long count) {
+  private synchronized CompletableFuture<AllocatedRange> allocate(long count) {
     sizes.add(count);
     if (!failures.isEmpty()) {
       return CompletableFuture.failedFuture(failures.remove());
@@ -262,7 +262,8 @@ class IdPoolTest {
     Deque<CompletableFuture<AllocatedRange>> replies = new ArrayDeque<>();
     replies.add(CompletableFuture.completedFuture(null));
     replies.add(CompletableFuture.completedFuture(range(1, "")));
-    try (IdPool broken = new IdPool(calls, "orders", (name, count) -> replies.remove(), clock)) {
+    replies.add(new CompletableFuture<>());
+    try (IdPool broken = new IdPool(calls, "orders", count -> replies.remove(), clock)) {
       assertThrows(IdallocException.class, () -> broken.next(Duration.ofSeconds(10)));
       assertEquals(1, broken.next(Duration.ofSeconds(10)));
     }
@@ -368,7 +369,7 @@ class IdPoolTest {
         new IdPool(
             calls,
             "orders",
-            (sequence, count) -> {
+            count -> {
               closing[0].close();
               return request;
             },
