@@ -125,9 +125,8 @@ public final class IdPool implements AutoCloseable {
     CompletableFuture<Long> result = new CompletableFuture<>();
     waiting.incrementAndGet();
     result.whenComplete((taken, error) -> waiting.decrementAndGet());
-    String message = "no id of sequence '" + sequence + "' in time";
     take(new Waiter(result, clock.nanos() + timeout.toNanos()));
-    Calls.limit(result, timeout, this::lastFailure, message);
+    Calls.limit(result, timeout, this::lastFailure, "no id of sequence '" + sequence + "' in time");
     return result;
   }
 
