@@ -10,7 +10,9 @@ import java.net.Socket;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Set;
+import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
 
@@ -22,7 +24,6 @@ final class BrokenServer implements AutoCloseable {
   private static final int HEADERS = 1;
   private static final int RST_STREAM = 3;
   private static final int SETTINGS = 4;
-  private static final int PING = 6;
   private static final int GOAWAY = 7;
 
   private final Fault fault;
@@ -58,23 +59,12 @@ final class BrokenServer implements AutoCloseable {
     }
   }
 
-  private interface Task {
-    void run() throws IOException;
+  /** Runs a task until it ends, or the other side closes its socket. */
+  private static void start(Callable<Void> task) {
+    new Thread(new FutureTask<>(task)).start();
   }
 
-  private static void start(Task task) {
-    Runnable caught =
-        () -> {
-          try {
-            task.run();
-          } catch (IOException e) {
-            // The other side closed it.
-          }
-        };
-    new Thread(caught).start();
-  }
-
-  private void accept() throws IOException {
+  private Void accept() throws IOException {
     while (true) {
       Socket socket = listener.accept();
       sockets.add(socket);
@@ -89,7 +79,7 @@ final class BrokenServer implements AutoCloseable {
     }
   }
 
-  private void copy(Socket from, Socket to, int number) throws IOException {
+  private Void copy(Socket from, Socket to, int number) throws IOException {
     byte[] buffer = new byte[65_536];
     try (from;
         to) {
@@ -99,32 +89,30 @@ final class BrokenServer implements AutoCloseable {
         }
         to.getOutputStream().write(buffer, 0, read);
       }
+      return null;
     }
   }
 
-  private void breakDown(Socket socket) throws IOException {
+  private Void breakDown(Socket socket) throws IOException {
     try (socket) {
       DataInputStream in = new DataInputStream(socket.getInputStream());
       OutputStream out = socket.getOutputStream();
       if (fault.what.equals("text")) {
         out.write(fault.text.getBytes(StandardCharsets.US_ASCII));
         in.readAllBytes();
-        return;
+        return null;
       }
-      out.write(frame(SETTINGS, 0, 0));
+      out.write(frame(SETTINGS, 0));
       if (fault.when.equals("connection")) {
         act(socket, 0);
       }
       in.readNBytes(24); // the preface
       while (true) {
         int head = in.readInt();
-        byte flags = in.readByte();
+        in.readByte(); // the flags
         int stream = in.readInt();
-        byte[] payload = in.readNBytes(head >>> 8);
-        int kind = head & 0xff;
-        if ((kind == SETTINGS || kind == PING) && flags == 0) {
-          out.write(frame(kind, 1, 0, kind == PING ? payload : new byte[0]));
-        } else if (kind == HEADERS && fault.when.equals("call")) {
+        in.readNBytes(head >>> 8);
+        if ((head & 0xff) == HEADERS && fault.when.equals("call")) {
           act(socket, stream);
           if (broken < Integer.MAX_VALUE) {
             socket.shutdownInput(); // a reset stream leaves the connection open
@@ -142,15 +130,15 @@ final class BrokenServer implements AutoCloseable {
         socket.setSoLinger(true, 0);
         socket.close();
       }
-      case "goaway" ->
-          out.write(frame(GOAWAY, 0, 0, ByteBuffer.allocate(8).putInt(4, fault.code).array()));
-      default ->
-          out.write(frame(RST_STREAM, 0, stream, ByteBuffer.allocate(4).putInt(fault.code).array()));
+      case "goaway" -> out.write(frame(GOAWAY, 0, 0, fault.code));
+      default -> out.write(frame(RST_STREAM, stream, fault.code));
     }
   }
 
-  private static byte[] frame(int kind, int flags, int stream, byte... payload) {
-    ByteBuffer frame = ByteBuffer.allocate(9 + payload.length).putInt(payload.length << 8 | kind);
-    return frame.put((byte) flags).putInt(stream).put(payload).array();
+  private static byte[] frame(int kind, int stream, int... payload) {
+    ByteBuffer frame = ByteBuffer.allocate(9 + 4 * payload.length);
+    frame.putInt(4 * payload.length << 8 | kind).put((byte) 0).putInt(stream);
+    frame.asIntBuffer().put(payload);
+    return frame.array();
   }
 }

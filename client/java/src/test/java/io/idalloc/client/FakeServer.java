@@ -8,6 +8,7 @@ import io.grpc.Grpc;
 import io.grpc.InsecureServerCredentials;
 import io.grpc.Metadata;
 import io.grpc.Server;
+import io.grpc.ServerBuilder;
 import io.grpc.ServerCall;
 import io.grpc.ServerCallHandler;
 import io.grpc.ServerCredentials;
@@ -30,6 +31,7 @@ import io.idalloc.v1.IdRange;
 import io.idalloc.v1.StreamRangesRequest;
 import io.idalloc.v1.StreamRangesResponse;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.List;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.ConcurrentLinkedQueue;
@@ -44,10 +46,9 @@ final class FakeServer implements AutoCloseable {
       Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
 
   private final Server server;
-  private final int port;
+  final int port;
   final AtomicLong lastValue = new AtomicLong();
   final List<AllocateRangeRequest> requests = new CopyOnWriteArrayList<>();
-  final List<String> tokens = new CopyOnWriteArrayList<>();
   final AtomicLong streams = new AtomicLong(); // opened by AllocateStream and StreamRanges
   /** The errors of the next calls. */
   final ConcurrentLinkedQueue<RuntimeException> failures = new ConcurrentLinkedQueue<>();
@@ -55,8 +56,6 @@ final class FakeServer implements AutoCloseable {
   volatile Consumer<StreamObserver<AllocateRangeResponse>> answer;
   /** How many answers a stream gives before it breaks; 0 for all. */
   volatile long answersOfAStream;
-  /** Called instead of an answer to a StreamRanges, while it is not null. */
-  volatile Consumer<StreamObserver<StreamRangesResponse>> streamAnswer;
   /** Whether requests of AllocateStream wait in {@code held}. */
   volatile boolean holds;
   final BlockingQueue<AllocateStreamRequest> held = new LinkedBlockingQueue<>();
@@ -64,21 +63,17 @@ final class FakeServer implements AutoCloseable {
   volatile String accepted;
   volatile long ttlSeconds = 180;
 
-  FakeServer() throws IOException {
-    this(0);
+  FakeServer() {
+    this(0, InsecureServerCredentials.create());
   }
 
-  FakeServer(int port) throws IOException {
-    this(port, InsecureServerCredentials.create());
-  }
-
-  FakeServer(int port, ServerCredentials credentials) throws IOException {
-    server =
-        Grpc.newServerBuilderForPort(port, credentials)
-            .addService(new Service())
-            .intercept(new Tokens())
-            .build()
-            .start();
+  FakeServer(int port, ServerCredentials credentials) {
+    ServerBuilder<?> builder = Grpc.newServerBuilderForPort(port, credentials);
+    try {
+      server = builder.addService(new Service()).intercept(new Tokens()).build().start();
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
     this.port = server.getPort();
   }
 
@@ -86,15 +81,8 @@ final class FakeServer implements AutoCloseable {
     return "127.0.0.1:" + port;
   }
 
-  int port() {
-    return port;
-  }
-
   @Override
   public void close() {
-    if (server.isShutdown()) {
-      return;
-    }
     server.shutdownNow();
     try {
       server.awaitTermination();
@@ -124,15 +112,20 @@ final class FakeServer implements AutoCloseable {
     return status.build();
   }
 
+  /** Answers each AllocateRange after a time. */
+  void delay(double seconds) {
+    answer =
+        reply -> {
+          reply.onNext(range(1));
+          Clock.SYSTEM.after((long) (seconds * 1e9), reply::onCompleted);
+        };
+  }
+
   AllocateRangeResponse range(long count) {
     long last = lastValue.addAndGet(count);
+    IdRange.Builder ids = IdRange.newBuilder().setFirstId(last - count + 1).setLastId(last);
     return AllocateRangeResponse.newBuilder()
-        .setRange(
-            IdRange.newBuilder()
-                .setFirstId(last - count + 1)
-                .setLastId(last)
-                .setStep(1)
-                .setIdCount(count))
+        .setRange(ids.setStep(1).setIdCount(count))
         .setTtl(Duration.newBuilder().setSeconds(ttlSeconds))
         .build();
   }
@@ -141,11 +134,7 @@ final class FakeServer implements AutoCloseable {
     @Override
     public <Q, R> ServerCall.Listener<Q> interceptCall(
         ServerCall<Q, R> call, Metadata headers, ServerCallHandler<Q, R> next) {
-      String token = headers.get(AUTHORIZATION);
-      if (token != null) {
-        tokens.add(token);
-      }
-      if (accepted != null && !("Bearer " + accepted).equals(token)) {
+      if (accepted != null && !("Bearer " + accepted).equals(headers.get(AUTHORIZATION))) {
         call.close(Status.UNAUTHENTICATED.withDescription("another token"), new Metadata());
         return new ServerCall.Listener<>() {};
       }
@@ -190,10 +179,6 @@ final class FakeServer implements AutoCloseable {
     public void streamRanges(
         StreamRangesRequest request, StreamObserver<StreamRangesResponse> reply) {
       streams.incrementAndGet();
-      if (streamAnswer != null) {
-        streamAnswer.accept(reply);
-        return;
-      }
       long sent = 0;
       for (long left = request.getTotalIdCount(); left > 0; ) {
         if (answersOfAStream > 0 && ++sent > answersOfAStream) {
@@ -221,13 +206,9 @@ final class FakeServer implements AutoCloseable {
     }
 
     private GenerateDocIdResponse docIds(GenerateDocIdRequest request) {
-      return GenerateDocIdResponse.newBuilder()
-          .addRuns(
-              DocIdRun.newBuilder()
-                  .setFirstDocId("00006b09b6aa00000000000000ff")
-                  .setStep(1)
-                  .setIdCount(request.getIdCount()))
-          .build();
+      DocIdRun.Builder run = DocIdRun.newBuilder().setFirstDocId("00006b09b6aa00000000000000ff");
+      run.setStep(1).setIdCount(request.getIdCount());
+      return GenerateDocIdResponse.newBuilder().addRuns(run).build();
     }
 
     @Override
@@ -236,7 +217,6 @@ final class FakeServer implements AutoCloseable {
       streams.incrementAndGet();
       return new StreamObserver<>() {
         private long answers;
-        private boolean isBroken;
 
         @Override
         public void onNext(AllocateStreamRequest request) {
@@ -244,12 +224,10 @@ final class FakeServer implements AutoCloseable {
             held.add(request);
             return;
           }
-          if (isBroken) {
-            return;
-          }
           if (answersOfAStream > 0 && ++answers > answersOfAStream) {
-            isBroken = true;
-            reply.onError(Status.UNAVAILABLE.withDescription("planted").asRuntimeException());
+            if (answers == answersOfAStream + 1) {
+              reply.onError(Status.UNAVAILABLE.withDescription("planted").asRuntimeException());
+            }
             return;
           }
           AllocateStreamResponse.Builder response =

@@ -7,7 +7,6 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.Gson;
-import io.grpc.Status;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.net.InetAddress;
@@ -26,8 +25,7 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.LongSupplier;
 import java.util.stream.Stream;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.AutoClose;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -38,17 +36,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 class ServersTest {
   private final Set<Long> ids = ConcurrentHashMap.newKeySet();
   private final LinkedBlockingQueue<CallEvent> events = new LinkedBlockingQueue<>();
-  private FakeServer server;
-
-  @BeforeEach
-  void start() throws IOException {
-    server = new FakeServer();
-  }
-
-  @AfterEach
-  void stop() {
-    server.close();
-  }
+  @AutoClose private final FakeServer server = new FakeServer();
 
   static List<BrokenServer.Fault> table() throws IOException {
     Path file = Path.of("../../tests/support/broken_transports.json");
@@ -56,7 +44,7 @@ class ServersTest {
   }
 
   private BrokenServer broken(BrokenServer.Fault fault, int connections) throws IOException {
-    return new BrokenServer(fault, connections, server.port(), "127.0.0.1", 0);
+    return new BrokenServer(fault, connections, server.port, "127.0.0.1", 0);
   }
 
   private IdallocClient client(String target, InetAddress... addresses) {
@@ -64,13 +52,13 @@ class ServersTest {
     return IdallocClient.builder(target).timeout(timeout).observer(events::add).build(name -> addresses);
   }
 
-  private static <T> void together(Stream<T> all, Consumer<T> task) {
+  static <T> void together(Stream<T> all, Consumer<T> task) {
     all.map(each -> CompletableFuture.runAsync(() -> task.accept(each), run -> new Thread(run).start()))
         .toList()
         .forEach(CompletableFuture::join);
   }
 
-  private static List<Long> stream(IdallocClient client) {
+  static List<Long> stream(IdallocClient client) {
     List<Long> ids = new ArrayList<>();
     try (var ranges = client.streamRanges("orders", 45, 10)) {
       ranges.forEachRemaining(range -> range.ids().forEach(ids::add));
@@ -89,13 +77,15 @@ class ServersTest {
   @ParameterizedTest
   @MethodSource("table")
   void aBrokenTransportIsAnUnreachableServer(BrokenServer.Fault fault) throws IOException {
+    Set<String> reasons = reasons(fault, Duration.ofMillis(400));
     // On a busy machine the first time may be over before a connection breaks.
-    if (reasons(fault, Duration.ofMillis(400)).contains(Reason.DEADLINE_EXCEEDED)) {
-      assertEquals(Set.of(Reason.SERVER_UNREACHABLE), reasons(fault, Duration.ofSeconds(30)));
+    if (reasons.contains("DEADLINE_EXCEEDED DEADLINE_EXCEEDED")) {
+      reasons = reasons(fault, Duration.ofSeconds(30));
     }
+    assertEquals(Set.of("UNAVAILABLE SERVER_UNREACHABLE"), reasons);
   }
 
-  /** Returns the reasons of all kinds of calls over connections that break. */
+  /** Returns the codes and reasons of all kinds of calls over connections that break. */
   private Set<String> reasons(BrokenServer.Fault fault, Duration timeout) throws IOException {
     Set<String> reasons = ConcurrentHashMap.newKeySet();
     try (var broken = broken(fault, Integer.MAX_VALUE);
@@ -105,10 +95,7 @@ class ServersTest {
           calls(timeout).stream(),
           call -> {
             var error = assertThrows(IdallocException.class, () -> call.apply(client));
-            reasons.add(error.reason());
-            boolean isLate = error.reason().equals(Reason.DEADLINE_EXCEEDED);
-            assertTrue(isLate || error.reason().equals(Reason.SERVER_UNREACHABLE), error::toString);
-            assertTrue(isLate || error.code() == Status.Code.UNAVAILABLE, error::toString);
+            reasons.add(error.code() + " " + error.reason());
           });
       assertTrue(broken.connections.get() < 100, () -> broken.connections + " connections");
     }
@@ -170,29 +157,23 @@ class ServersTest {
   }
 
   @ParameterizedTest
-  @ValueSource(ints = {2, 3})
-  void aHungServerOfSeveralDelaysIdsOnce(int count) throws Exception {
+  @ValueSource(ints = {1, 2, 3})
+  void aHungServerDelaysIdsOnce(int count) throws Exception {
     try (var first = broken(null, 0);
         var second = broken(null, 0);
         var third = broken(null, 0)) {
-      String target = Stream.of(first, second, third).limit(count).map(BrokenServer::address).collect(joining(","));
-      checkHang(client(target), second, Integer.MAX_VALUE);
+      var all = Stream.of(first, second, third).limit(count).map(BrokenServer::address);
+      // Another connection to the only server is another server.
+      checkHang(client(all.collect(joining(","))), first, count == 1 ? 1 : Integer.MAX_VALUE);
     }
   }
 
   @Test
   void aHungAddressOfANameDelaysIdsOnce() throws Exception {
     try (var first = broken(null, 0);
-        var second = new BrokenServer(null, 0, server.port(), "127.0.0.2", first.listened())) {
+        var second = new BrokenServer(null, 0, server.port, "127.0.0.2", first.listened())) {
       InetAddress[] addresses = {InetAddress.getByName("127.0.0.1"), InetAddress.getByName("127.0.0.2")};
       checkHang(client("localhost:" + second.listened(), addresses), first, Integer.MAX_VALUE);
-    }
-  }
-
-  @Test
-  void anotherConnectionIsAnotherServer() throws Exception {
-    try (var relay = broken(null, 0)) {
-      checkHang(client(relay.address()), relay, 1);
     }
   }
 
@@ -209,28 +190,16 @@ class ServersTest {
   }
 
   @Test
-  void slowServersGetNoMoreCalls() throws IOException {
+  void slowServersGetNoMoreCalls() {
     try (var other = new FakeServer();
         var client = client(server.address() + "," + other.address())) {
-      for (FakeServer each : List.of(server, other)) {
-        each.answer =
-            reply ->
-                delayed(
-                    1.2,
-                    () -> {
-                      reply.onNext(each.range(1));
-                      reply.onCompleted();
-                    });
-      }
+      server.delay(1.2);
+      other.delay(1.2);
       for (int i = 0; i < 4; i++) {
         once(client);
       }
       assertEquals(4, server.requests.size() + other.requests.size());
     }
-  }
-
-  private static void delayed(double seconds, Runnable task) {
-    Clock.SYSTEM.after((long) (seconds * 1e9), task);
   }
 
   @Test
@@ -256,11 +225,11 @@ class ServersTest {
     try (var client = client(server.address());
         var requests = client.allocateStream()) {
       RangeRequest request = RangeRequest.of("orders", 1);
-      var all = new ArrayList<CompletableFuture<AllocatedRange>>();
-      for (int i = 0; i < 100; i++) {
-        all.add(requests.allocateRangeAsync(request).thenApply(range -> requests.allocateRange("orders", 1)));
-      }
-      all.forEach(each -> assertTrue(ids.add(each.join().first())));
+      Stream.generate(() -> requests.allocateRangeAsync(request))
+          .limit(100)
+          .map(first -> first.thenApply(range -> requests.allocateRange("orders", 1)))
+          .toList()
+          .forEach(each -> assertTrue(ids.add(each.join().first())));
       client.pool("p").nextAsync().thenApply(id -> client.pool("p").next()).join();
     }
   }

@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import io.grpc.InsecureServerCredentials;
 import io.grpc.ServerCredentials;
 import io.grpc.TlsServerCredentials;
+import io.grpc.TlsServerCredentials.ClientAuth;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -78,32 +79,28 @@ class TlsTest {
     return folder.resolve(name);
   }
 
-  private static ServerCredentials credentials(String name) throws IOException {
-    return TlsServerCredentials.create(file(name + ".pem").toFile(), file(name + ".key").toFile());
+  private static ServerCredentials credentials(String name, ClientAuth client) throws IOException {
+    return TlsServerCredentials.newBuilder()
+        .keyManager(file(name + ".pem").toFile(), file(name + ".key").toFile())
+        .trustManager(file("ca.pem").toFile())
+        .clientAuth(client)
+        .build();
   }
 
   @ParameterizedTest
   @CsvSource({
-    "good, unknown, untrusted", "expired, ca, expired", "other, ca, name",
-    "plain, ca, plaintext", "good, plain, closed", "client, ca, closed"
+    "good, NONE, unknown, untrusted", "expired, NONE, ca, expired", "other, NONE, ca, name",
+    "plain, NONE, ca, plaintext", "good, NONE, plain, closed", "good, REQUIRE, ca, closed"
   })
-  void aFailureOfTlsHasItsCause(String served, String trusted, String cause) throws Exception {
+  void aFailureOfTlsHasItsCause(String served, ClientAuth client, String trusted, String cause)
+      throws IOException {
     ServerCredentials credentials =
-        switch (served) {
-          case "plain" -> InsecureServerCredentials.create();
-          case "client" ->
-              TlsServerCredentials.newBuilder()
-                  .keyManager(file("good.pem").toFile(), file("good.key").toFile())
-                  .trustManager(file("ca.pem").toFile())
-                  .clientAuth(TlsServerCredentials.ClientAuth.REQUIRE)
-                  .build();
-          default -> credentials(served);
-        };
+        served.equals("plain") ? InsecureServerCredentials.create() : credentials(served, client);
     try (var server = new FakeServer(0, credentials)) {
       var builder = IdallocClient.builder(server.address()).timeout(Duration.ofSeconds(30));
       builder = trusted.equals("plain") ? builder : builder.tls(file(trusted + ".pem"));
-      try (var client = builder.build()) {
-        var error = assertThrows(IdallocException.class, () -> client.allocateRange("orders", 1));
+      try (var connected = builder.build()) {
+        var error = IdallocClientTest.failure(() -> connected.allocateRange("orders", 1));
         assertEquals(Reason.SERVER_UNREACHABLE, error.reason());
         assertEquals(Map.of("tls", cause), error.metadata(), error::getMessage);
         assertFalse(error.getMessage().matches(".*\\b(io|java|javax|sun)\\..*"), error::getMessage);
@@ -113,17 +110,15 @@ class TlsTest {
 
   @ParameterizedTest
   @CsvSource({
-    "missing, ca.pem, good.pem, good.key", "text, text, good.pem, good.key",
+    "missing, missing, good.pem, good.key", "text, text, good.pem, good.key",
     "damaged, damaged, good.pem, good.key", "text, ca.pem, text, good.key",
     "text, ca.pem, good.pem, text", "encrypted, ca.pem, good.pem, encrypted",
     "ca.key, ca.pem, good.pem, ca.key", "other.key, ca.pem, good.pem, other.key",
     "rsa.key, ca.pem, good.pem, rsa.key"
   })
   void aBadFileIsFoundByTheBuilder(String bad, String ca, String certificate, String key) {
-    String read = bad.equals("missing") ? bad : ca;
-    var builder =
-        IdallocClient.builder("a:1").tls(file(read)).clientCertificate(file(certificate), file(key));
-    checkBad(bad, builder::build);
+    var builder = IdallocClient.builder("a:1").tls(file(ca));
+    checkBad(bad, builder.clientCertificate(file(certificate), file(key))::build);
   }
 
   @ParameterizedTest
@@ -149,19 +144,19 @@ class TlsTest {
   @Test
   void certificatesAreReadAgain() throws IOException {
     Path ca = Files.copy(file("ca.pem"), file("rotated.pem"));
-    try (var server = new FakeServer(0, credentials("good"));
+    try (var server = new FakeServer(0, credentials("good", ClientAuth.NONE));
         var client = IdallocClient.builder(server.address()).tls(ca).timeout(Duration.ofSeconds(30)).build();
         var open = client.streamRanges("orders", 1_000_000, 1)) {
       open.next();
       Files.copy(file("unknown.pem"), ca, StandardCopyOption.REPLACE_EXISTING);
-      IdallocException error = null;
-      while (error == null) {
-        try {
-          client.allocateRange("orders", 1);
-        } catch (IdallocException e) {
-          error = e;
-        }
-      }
+      var error =
+          assertThrows(
+              IdallocException.class,
+              () -> {
+                while (true) {
+                  client.allocateRange("orders", 1);
+                }
+              });
       assertEquals(Map.of("tls", "untrusted"), error.metadata());
       open.next();
       Files.copy(file("ca.pem"), ca, StandardCopyOption.REPLACE_EXISTING);
