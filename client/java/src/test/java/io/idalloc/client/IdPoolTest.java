@@ -1,8 +1,8 @@
 package io.idalloc.client;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.grpc.Status;
@@ -10,10 +10,12 @@ import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.Deque;
 import java.util.List;
+import java.util.Queue;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.stream.LongStream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -23,23 +25,21 @@ import org.junit.jupiter.params.provider.ValueSource;
 @Timeout(60)
 class IdPoolTest {
   private final FakeClock clock = new FakeClock();
-  private final List<CallEvent> events = new ArrayList<>();
+  private final Queue<CallEvent> events = new ConcurrentLinkedQueue<>();
   private final Calls calls =
-      new Calls(new Servers(null), "", null, Duration.ofSeconds(5), this::observe);
+      new Calls(new Servers(null), "", null, Duration.ofSeconds(5), events::add);
   private final List<Long> sizes = new ArrayList<>();
   private final Deque<CompletableFuture<AllocatedRange>> held = new ArrayDeque<>();
   private final Deque<IdallocException> failures = new ArrayDeque<>();
   private boolean holds;
+  private Runnable sending = () -> {};
   private long lastValue;
   private Duration ttl = Duration.ofSeconds(180);
   private final IdPool pool = new IdPool(calls, "orders", this::allocate, clock);
 
-  private synchronized void observe(CallEvent event) {
-    events.add(event);
-  }
-
   private synchronized CompletableFuture<AllocatedRange> allocate(long count) {
     sizes.add(count);
+    sending.run();
     if (!failures.isEmpty()) {
       return CompletableFuture.failedFuture(failures.remove());
     }
@@ -53,18 +53,14 @@ class IdPoolTest {
 
   private AllocatedRange range(long count, String period) {
     lastValue += count;
+    return range(lastValue - count + 1, lastValue, 1, period);
+  }
+
+  private AllocatedRange range(long first, long last, long step, String period) {
+    long count = (last - first) / step + 1;
+    var ordering = AllocatedRange.Ordering.RISING;
     return new AllocatedRange(
-        lastValue - count + 1,
-        lastValue,
-        1,
-        count,
-        List.of(),
-        period,
-        1,
-        ttl,
-        AllocatedRange.Ordering.RISING,
-        1,
-        false);
+        first, last, step, count, List.of(), period, 1, ttl, ordering, 1, false);
   }
 
   private static IdallocException error(
@@ -81,12 +77,11 @@ class IdPoolTest {
   }
 
   private static String reason(Runnable call) {
-    return assertThrows(IdallocException.class, call::run).reason();
+    return IdallocClientTest.failure(call).reason();
   }
 
   private static String reasonOf(CompletableFuture<Long> waiting) {
-    ExecutionException thrown = assertThrows(ExecutionException.class, waiting::get);
-    return ((IdallocException) thrown.getCause()).reason();
+    return IdallocClientTest.failure(waiting).reason();
   }
 
   @Test
@@ -117,11 +112,7 @@ class IdPoolTest {
   private CompletableFuture<Long> answer(long place, long count, long step) {
     CompletableFuture<Long> waiting = pool.nextAsync();
     long last = (place + count - 1) * step;
-    var ordering = AllocatedRange.Ordering.RISING;
-    held.remove()
-        .complete(
-            new AllocatedRange(
-                place * step, last, step, count, List.of(), "", 1, ttl, ordering, 1, false));
+    held.remove().complete(range(place * step, last, step, ""));
     return waiting;
   }
 
@@ -200,9 +191,7 @@ class IdPoolTest {
     pool.next();
     pool.next(); // the prefetched range of 2 ids is in use
     pool.next();
-    for (int i = 0; i < 5; i++) {
-      failures.add(unavailable());
-    }
+    failures.addAll(Collections.nCopies(5, unavailable()));
     LongStream.rangeClosed(1, 4).forEach(n -> pool.next()); // its prefetch fails
     int before = sizes.size();
     List<CompletableFuture<Long>> waiting = new ArrayList<>();
@@ -216,9 +205,7 @@ class IdPoolTest {
 
   @Test
   void aCallerWaitsForItsOwnTimeOnly() {
-    for (int i = 0; i < 1_000; i++) {
-      failures.add(unavailable());
-    }
+    failures.addAll(Collections.nCopies(1_000, unavailable()));
     CompletableFuture<Long> hasty = pool.nextAsync(Duration.ofSeconds(2));
     CompletableFuture<Long> waiting = pool.nextAsync();
     CompletableFuture<Long> patient = pool.nextAsync(Duration.ofMinutes(1));
@@ -259,14 +246,12 @@ class IdPoolTest {
 
   @Test
   void anUnexpectedErrorEndsItsRefillOnly() {
-    Deque<CompletableFuture<AllocatedRange>> replies = new ArrayDeque<>();
-    replies.add(CompletableFuture.completedFuture(null));
-    replies.add(CompletableFuture.completedFuture(range(1, "")));
-    replies.add(new CompletableFuture<>());
-    try (IdPool broken = new IdPool(calls, "orders", count -> replies.remove(), clock)) {
-      assertThrows(IdallocException.class, () -> broken.next(Duration.ofSeconds(10)));
-      assertEquals(1, broken.next(Duration.ofSeconds(10)));
-    }
+    holds = true;
+    CompletableFuture<Long> waiting = pool.nextAsync();
+    held.remove().complete(null);
+    assertEquals("UNKNOWN", reasonOf(waiting));
+    holds = false;
+    assertEquals(1, pool.next());
   }
 
   @Test
@@ -346,62 +331,32 @@ class IdPoolTest {
     assertEquals(1L, second.join());
   }
 
+  /** Takes ids in 64 threads, and returns those of each. */
+  private long[][] inThreads(int count) {
+    long[][] got = new long[64][count];
+    ServersTest.together(Arrays.stream(got), each -> Arrays.setAll(each, n -> pool.next()));
+    return got;
+  }
+
   @Test
-  void threadsGetEachIdOnce() throws InterruptedException {
-    long[][] got = new long[64][20_000];
-    List<Thread> threads = new ArrayList<>();
-    for (long[] each : got) {
-      threads.add(new Thread(() -> Arrays.setAll(each, n -> pool.next())));
-    }
-    threads.forEach(Thread::start);
-    for (Thread each : threads) {
-      each.join();
-    }
+  void threadsGetEachIdOnce() {
+    long[][] got = inThreads(20_000);
     assertEquals(64 * 20_000, Arrays.stream(got).flatMapToLong(Arrays::stream).distinct().count());
+  }
+
+  @Test
+  void theIdsOfAThreadRiseWithinARange() {
+    for (long[] each : inThreads(5_000)) {
+      assertArrayEquals(Arrays.stream(each).sorted().distinct().toArray(), each);
+    }
   }
 
   @Test
   void closeCancelsARequestThatIsBeingSent() {
     holds = true;
-    CompletableFuture<AllocatedRange> request = new CompletableFuture<>();
-    IdPool[] closing = new IdPool[1];
-    closing[0] =
-        new IdPool(
-            calls,
-            "orders",
-            count -> {
-              closing[0].close();
-              return request;
-            },
-            clock);
-    assertEquals(Reason.CLOSED, reason(closing[0]::next));
-    assertTrue(request.isCancelled());
-  }
-
-  @Test
-  void theIdsOfAThreadRiseWithinARange() throws InterruptedException {
-    List<Thread> threads = new ArrayList<>();
-    List<Long> falls = new ArrayList<>();
-    for (int i = 0; i < 64; i++) {
-      threads.add(
-          new Thread(
-              () -> {
-                for (long n = 0, last = 0; n < 5_000; n++) {
-                  long id = pool.next();
-                  if (id <= last) {
-                    synchronized (falls) {
-                      falls.add(id);
-                    }
-                  }
-                  last = id;
-                }
-              }));
-    }
-    threads.forEach(Thread::start);
-    for (Thread each : threads) {
-      each.join();
-    }
-    assertEquals(List.of(), falls);
+    sending = pool::close;
+    assertEquals(Reason.CLOSED, reason(pool::next));
+    assertTrue(held.remove().isCancelled());
   }
 
   @Test
