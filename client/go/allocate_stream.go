@@ -64,7 +64,7 @@ type answer struct {
 func (c *Client) AllocateStream(...StreamOption) *Stream {
 	ctx, cancel := context.WithCancel(c.ctx)
 	s := &Stream{client: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1)}
-	c.join(s)
+	c.members.Store(s, nil)
 	return s
 }
 
@@ -110,7 +110,7 @@ func (s *Stream) Close() error {
 	s.cancel()
 	s.mu.Unlock()
 	s.running.Wait()
-	s.client.leave(s)
+	s.client.members.Delete(s)
 	return nil
 }
 
@@ -207,7 +207,6 @@ func (s *Stream) run() {
 	var broken outage
 	ctx := context.WithValue(s.ctx, outageKey{}, &broken)
 	for {
-		sent := s.client.token.last()
 		err := s.attempt(ctx, &broken)
 		s.mu.Lock()
 		s.broken = err
@@ -220,9 +219,6 @@ func (s *Stream) run() {
 			return
 		}
 		s.mu.Unlock()
-		if broken.isRenewed(s.client.token, err, sent) {
-			continue
-		}
 		if e := broken.wait(s.ctx, errorOf(err)); e != nil {
 			s.fail(e)
 			return
@@ -249,7 +245,7 @@ func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 	defer s.silence.Stop()
 	stream, err := s.client.stubs.IDAllocator.AllocateStream(ctx)
 	if err != nil {
-		return stalled(ctx, disconnected(ctx, err))
+		return failureOf(ctx, err)
 	}
 	s.silence.Stop()
 	var sender sync.WaitGroup
@@ -280,7 +276,7 @@ func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 			err = s.answered(response)
 		}
 		if err != nil {
-			return stalled(ctx, disconnected(ctx, err))
+			return failureOf(ctx, err)
 		}
 		broken.over()
 	}

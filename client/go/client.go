@@ -44,8 +44,7 @@ type Client struct {
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 
-	mu      sync.Mutex
-	members map[io.Closer]struct{} // open pools and streams
+	members sync.Map // open pools and streams
 }
 
 // Stubs are the generated clients of all services, for calls that Client lacks:
@@ -80,7 +79,7 @@ func New(target string, options ...Option) (*Client, error) {
 // call to another server.
 func NewFromConn(conn grpc.ClientConnInterface, options ...Option) *Client {
 	c := newConfig(options)
-	c.files, c.token = nil, nil
+	c.tls, c.token = nil, nil
 	client := newClient(c)
 	client.servers.all = []*server{{ClientConnInterface: conn, ctx: client.ctx}}
 	return client
@@ -95,7 +94,7 @@ func newClient(c *config) *Client {
 			Sequences:   idallocv1.NewSequenceServiceClient(servers),
 			Node:        idallocv1.NewNodeServiceClient(servers),
 		},
-		config: c, servers: servers, ctx: ctx, cancel: cancel, members: map[io.Closer]struct{}{},
+		config: c, servers: servers, ctx: ctx, cancel: cancel,
 	}
 }
 
@@ -106,26 +105,8 @@ func (c *Client) Stubs() Stubs { return c.stubs }
 // in flight, and later ones, end with ErrClosed.
 func (c *Client) Close() error {
 	c.cancel()
-	c.mu.Lock()
-	members := c.members
-	c.members = map[io.Closer]struct{}{}
-	c.mu.Unlock()
-	for member := range members {
-		member.Close()
-	}
+	c.members.Range(func(member, _ any) bool { return member.(io.Closer).Close() == nil })
 	return nil
-}
-
-func (c *Client) join(member io.Closer) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.members[member] = struct{}{}
-}
-
-func (c *Client) leave(member io.Closer) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.members, member)
 }
 
 // AllocateRange allocates a range of count ids. A retry takes new ids, unless
@@ -250,29 +231,26 @@ func (c *Client) call(ctx context.Context, event Event, do func(context.Context)
 		return closed("client")
 	}
 	ids, err := do(ctx)
-	return c.finish(ctx, event, start, ids, disconnected(ctx, err))
+	return c.finish(ctx, event, start, ids, failureOf(ctx, err))
 }
 
-// finish reports a finished call, and returns its error as an *Error or nil.
-func (c *Client) finish(ctx context.Context, event Event, start time.Time, ids int64, err error) error {
+// finish reports a finished call, and returns its error or nil. The error of an
+// unreachable server has the target.
+func (c *Client) finish(ctx context.Context, event Event, start time.Time, ids int64, e *Error) error {
 	event.IDs, event.Duration = ids, time.Since(start)
-	if err != nil && c.ctx.Err() != nil {
+	switch {
+	case e == nil:
+	case c.ctx.Err() != nil:
 		event.Err = closed("client")
-	} else if err != nil {
-		event.Err = c.withTarget(endedBy(ctx, errorOf(err)))
+	case e.Reason == ErrServerUnreachable && c.target != "":
+		named := *e
+		named.Message = c.target + ": " + e.Message
+		event.Err = endedBy(ctx, &named)
+	default:
+		event.Err = endedBy(ctx, e)
 	}
 	c.observe(event)
 	return event.Err
-}
-
-// withTarget adds the target to the error of an unreachable server.
-func (c *Client) withTarget(e *Error) *Error {
-	if e.Reason != ErrServerUnreachable || c.target == "" {
-		return e
-	}
-	changed := *e
-	changed.Message = c.target + ": " + e.Message
-	return &changed
 }
 
 // NewRequestID returns a random UUID, for WithRequestID.

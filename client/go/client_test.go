@@ -932,10 +932,10 @@ func TestARejectedTokenIsSentOnce(t *testing.T) {
 func TestAnUnreadableTokenFileIsReadOnceASecond(t *testing.T) {
 	file := newRotation(t)
 	synctest.Test(t, func(t *testing.T) {
-		read := &token{path: file.path}
+		read := newConfig([]Option{WithTokenFile(file.path)}).token
 		expect := func(text string) {
 			t.Helper()
-			if got, err := read.read(); got != text || err != nil {
+			if got, err := read.load(maxFileAge); got != text || err != nil {
 				t.Errorf("got %q, %v; expected %q", got, err, text)
 			}
 		}

@@ -154,10 +154,14 @@ func errorOf(err error) *Error {
 		}
 		e.Details = append(e.Details, detail)
 	}
-	if e.Reason == "" {
-		e.Reason = reasonOf(st.Code())
+	switch {
+	case e.Reason != "":
+	case e.Code != codes.Unavailable:
+		e.Reason = Reason(rpccode.Code(e.Code).String()) // DEADLINE_EXCEEDED, not DeadlineExceeded
+	default:
+		e.Reason = ErrServerUnreachable
 		for _, cause := range tlsCauses {
-			if isFound, _ := regexp.MatchString(cause.pattern, st.Message()); isFound && e.Code == codes.Unavailable {
+			if isFound, _ := regexp.MatchString(cause.pattern, st.Message()); isFound {
 				e.Message, e.Metadata = cause.text+": "+st.Message(), map[string]string{"tls": cause.kind}
 				break
 			}
@@ -167,14 +171,6 @@ func errorOf(err error) *Error {
 		e.causes = append(e.causes, context.DeadlineExceeded)
 	}
 	return e
-}
-
-// reasonOf returns the reason of an error without the service's details.
-func reasonOf(code codes.Code) Reason {
-	if code == codes.Unavailable {
-		return ErrServerUnreachable
-	}
-	return Reason(rpccode.Code(code).String()) // DEADLINE_EXCEEDED, not DeadlineExceeded
 }
 
 // tlsCauses are why connections fail for TLS, as gRPC's messages show it.
@@ -190,18 +186,26 @@ var tlsCauses = []struct{ kind, pattern, text string }{
 // brokenStream matches gRPC's messages for a stream that ended without a status.
 var brokenStream = regexp.MustCompile("RST_STREAM|without sending trailers")
 
-// disconnected returns ErrServerUnreachable for a broken transport, to which gRPC
-// or a server may give any code: a server that stops cancels calls of a context
-// that has not ended, and a proxy may reset a stream that was silent for long.
-func disconnected(ctx context.Context, err error) error {
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
+// errStalled is the cause of a context that ended since its stream was silent.
+var errStalled = errors.New("no message of the stream arrived")
+
+// failureOf converts the error of an attempt; nil for nil. A broken transport, to
+// which gRPC or a server may give any code, is ErrServerUnreachable: a server that
+// stops cancels calls of a context that has not ended, and a proxy may reset a stream
+// that was silent for long.
+func failureOf(ctx context.Context, err error) *Error {
 	e := errorOf(err)
-	if e.Code == codes.DeadlineExceeded || !brokenStream.MatchString(e.Message) && e.Reason != ErrCancelled {
-		return err
+	switch {
+	case e == nil:
+		return nil
+	case errors.Is(context.Cause(ctx), errStalled):
+		e = newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxSilence)
+		e.causes = []error{context.DeadlineExceeded}
+	case ctx.Err() != nil || e.Code == codes.DeadlineExceeded:
+	case e.Reason == ErrCancelled || brokenStream.MatchString(e.Message):
+		return newError(ErrServerUnreachable, codes.Unavailable, "the call broke: %s", e.Message)
 	}
-	return newError(ErrServerUnreachable, codes.Unavailable, "the call broke: %s", e.Message)
+	return e
 }
 
 // endedBy adds the error of a context that ended to an error.

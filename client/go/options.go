@@ -3,12 +3,10 @@ package idalloc
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -57,8 +55,8 @@ type (
 )
 
 type config struct {
-	files         *tlsFiles // nil without TLS
-	token         *token    // nil without one
+	tls           *loaded[*tls.Config] // nil without TLS
+	token         *loaded[string]      // nil without one
 	tokenAnywhere bool
 	timeout       time.Duration
 	observe       func(Event)
@@ -80,19 +78,24 @@ type TLS struct {
 }
 
 // WithTLS encrypts connections. Without it they are in plain text.
-func WithTLS(files TLS) Option { return func(c *config) { c.files = &tlsFiles{TLS: files} } }
+func WithTLS(files TLS) Option {
+	paths := []string{files.CAFile, files.CertFile, files.KeyFile}
+	return func(c *config) { c.tls = &loaded[*tls.Config]{paths: paths, parse: files.parse} }
+}
 
 // WithToken sends a token with each call. Without TLS it is sent to this
 // machine only; see WithPlaintextToken.
 func WithToken(text string) Option {
-	return func(c *config) { c.token = &token{text: strings.TrimSpace(text)} }
+	parse := func([]string) (string, error) { return parseToken("the value", text) }
+	return func(c *config) { c.token = &loaded[string]{parse: parse} }
 }
 
 // WithTokenFile sends the token in a file. The file is read again after a second,
 // and when a server rejects its token: a call is then repeated once with the new
 // one.
 func WithTokenFile(path string) Option {
-	return func(c *config) { c.token = &token{path: path} }
+	parse := func(contents []string) (string, error) { return parseToken(path, contents[0]) }
+	return func(c *config) { c.token = &loaded[string]{paths: []string{path}, parse: parse} }
 }
 
 // WithPlaintextToken sends the token to other machines without TLS, too:
@@ -127,7 +130,7 @@ func newConfig(options []Option) *config {
 // open prepares the connections to a target. Its errors are an *Error.
 func (s *servers) open(target string) error {
 	c := s.config
-	settings, err := c.files.load()
+	settings, err := c.tls.load(maxFileAge)
 	if err != nil {
 		return newError(ErrInvalidConfig, codes.FailedPrecondition, "tls: %v", err)
 	}
@@ -139,13 +142,12 @@ func (s *servers) open(target string) error {
 	if err != nil {
 		return invalid("target", "%v", err)
 	}
-	if c.token != nil {
-		if _, err := c.token.read(); err != nil {
-			return newError(ErrInvalidConfig, codes.FailedPrecondition, "token: %v", err)
-		}
-		if c.files == nil && !c.tokenAnywhere && len(c.dial) == 0 && !isLocal(target) {
-			return invalid("token", "is sent to %s only over TLS: add WithTLS", target)
-		}
+	if _, err := c.token.load(maxFileAge); err != nil {
+		return newError(ErrInvalidConfig, codes.FailedPrecondition, "token: %v", err)
+	}
+	isPlain := c.tls == nil && !c.tokenAnywhere && len(c.dial) == 0
+	if c.token != nil && isPlain && !isLocal(s.places...) {
+		return invalid("token", "is sent to %s only over TLS: add WithTLS", target)
 	}
 	// With a constant turn each program would begin with the same server.
 	s.turn = rand.IntN(1 << 16)
@@ -174,7 +176,7 @@ func (c *config) connect(to address, settings *tls.Config) (*grpc.ClientConn, er
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 	}
 	if c.token != nil {
-		needsTLS := c.files != nil || !c.tokenAnywhere && !isLocal(to.place)
+		needsTLS := c.tls != nil || !c.tokenAnywhere && !isLocal(to)
 		options = append(options, grpc.WithPerRPCCredentials(bearer{c.token, needsTLS}))
 	}
 	target := to.place
@@ -212,65 +214,9 @@ func placesOf(target string) ([]address, error) {
 	return places, nil
 }
 
-func isLocal(target string) bool {
-	if strings.HasPrefix(target, "unix:") {
-		return true
-	}
-	places, err := placesOf(target[strings.LastIndex(target, "/")+1:])
-	for _, each := range places {
-		host, _, _ := net.SplitHostPort(each.place)
-		ip := net.ParseIP(host)
-		if host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-			return false
-		}
-	}
-	return err == nil
-}
-
-// tlsFiles has the settings of the files that were good last.
-type tlsFiles struct {
-	TLS
-	readAt   time.Time
-	content  [3]string
-	settings *tls.Config
-}
-
-// load returns the settings: others after the files have changed. If the files are
-// bad now, the former settings stay.
-func (f *tlsFiles) load() (*tls.Config, error) {
-	if f == nil {
-		return nil, nil
-	}
-	if time.Since(f.readAt) < time.Second {
-		return f.settings, nil
-	}
-	f.readAt = time.Now()
-	var content [3]string
-	for i, path := range []string{f.CAFile, f.CertFile, f.KeyFile} {
-		text, err := os.ReadFile(path)
-		if err != nil && path != "" {
-			return f.settings, fmt.Errorf("%w: check the path and its permissions", err)
-		}
-		content[i] = string(text)
-	}
-	if f.settings != nil && content == f.content {
-		return f.settings, nil
-	}
-	settings := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.ServerName}
-	if f.CAFile != "" {
-		settings.RootCAs = x509.NewCertPool()
-		if !settings.RootCAs.AppendCertsFromPEM([]byte(content[0])) {
-			return f.settings, fmt.Errorf("CAFile: %s has no certificate in PEM: write that of the CA to it", f.CAFile)
-		}
-	}
-	if f.CertFile != "" || f.KeyFile != "" {
-		pair, err := tls.X509KeyPair([]byte(content[1]), []byte(content[2]))
-		if err != nil {
-			return f.settings, fmt.Errorf("CertFile %s and KeyFile %s: %w: write a certificate and its unencrypted private key to them, in PEM",
-				f.CertFile, f.KeyFile, err)
-		}
-		settings.Certificates = []tls.Certificate{pair}
-	}
-	f.settings, f.content = settings, content
-	return settings, nil
+func isLocal(places ...address) bool {
+	return !slices.ContainsFunc(places, func(to address) bool {
+		host, _, _ := net.SplitHostPort(to.place[strings.LastIndex(to.place, "/")+1:])
+		return host != "localhost" && !net.ParseIP(host).IsLoopback() && !strings.HasPrefix(to.place, "unix:")
+	})
 }

@@ -37,24 +37,25 @@ type outage struct {
 	backoff      time.Duration
 	since        time.Time // of the first error without progress since; zero if none
 	last         *Error    // the one before
-	renewed      bool      // whether a token was replaced since the last progress
+	sent         string    // the token
+	renewed      bool      // whether the token was replaced since the last progress
 }
 
 // outageKey is the key of a call's *outage in its context.
 type outageKey struct{}
 
 // over records progress.
-func (o *outage) over() { *o = outage{servers: o.servers} }
+func (o *outage) over() { *o = outage{servers: o.servers, sent: o.sent} }
 
-// isRenewed returns whether the call may be repeated at once, with another token
-// than the one that err rejects.
-func (o *outage) isRenewed(t *token, err error, sent string) bool {
-	if o.renewed || !t.isReplaced(err, sent) {
+// isRenewed returns whether e rejects the token that was sent, and the file now has
+// another one.
+func (o *outage) isRenewed(e *Error) bool {
+	if o.servers == nil || o.renewed || e.Code != codes.Unauthenticated {
 		return false
 	}
-	o.renewed = true
-	o.asked, o.isOver = nil, false
-	return true
+	token, _ := o.servers.config.token.load(0)
+	o.renewed = token != o.sent
+	return o.renewed
 }
 
 // hasOther returns whether a usable server is left in this round.
@@ -69,8 +70,13 @@ func (o *outage) hasOther() bool {
 }
 
 // wait returns nil when the call may be repeated, else the error: at the deadline,
-// that of the attempt before. A quota is always waited for.
+// that of the attempt before. A quota is always waited for, and a new token is sent
+// at once.
 func (o *outage) wait(ctx context.Context, e *Error) *Error {
+	if o.isRenewed(e) {
+		o.asked, o.isOver = nil, false
+		return nil
+	}
 	if ctx.Err() != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) && (e.Code == codes.DeadlineExceeded || e.Code == codes.Canceled) {
 			e = cmp.Or(o.last, errorOf(ctx.Err()))

@@ -92,8 +92,8 @@ func (c *Client) Pool(sequence string, _ ...PoolOption) *Pool {
 		return c.AllocateRange(ctx, sequence, count)
 	}, bootClock())
 	p.observe = c.observe
-	p.leave = func() { c.leave(p) }
-	c.join(p)
+	p.leave = func() { c.members.Delete(p) }
+	c.members.Store(p, nil)
 	return p
 }
 

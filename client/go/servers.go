@@ -133,7 +133,7 @@ func (s *servers) pick(o *outage) (*server, *Error) {
 	if s.ctx.Err() != nil {
 		return nil, closed("client")
 	}
-	settings, _ := s.config.files.load()
+	settings, _ := s.config.tls.load(maxFileAge)
 	s.set(s.addresses, settings)
 	isDue := slices.ContainsFunc(s.all, func(each *server) bool { return each.isSuspect })
 	if s.resolvedAt.IsZero() || isDue && time.Since(s.resolvedAt) >= resolveInterval {
@@ -192,7 +192,7 @@ func (s *servers) Invoke(ctx context.Context, method string, request, reply any,
 		return at
 	}
 	for {
-		sent := s.config.token.last()
+		o.sent, _ = s.config.token.load(maxFileAge)
 		got := s.attempt(ctx, o, send)
 		switch {
 		case got.err == nil:
@@ -200,8 +200,7 @@ func (s *servers) Invoke(ctx context.Context, method string, request, reply any,
 			return nil
 		case s.ctx.Err() != nil:
 			return closed("client")
-		case o.isRenewed(s.config.token, got.err, sent):
-		case ctx.Err() == nil && got.err.Code != codes.Unavailable:
+		case ctx.Err() == nil && got.err.Code != codes.Unavailable && got.err.Code != codes.Unauthenticated:
 			return got.err
 		default:
 			if e := o.wait(ctx, got.err); e != nil {
@@ -255,7 +254,9 @@ func (s *servers) attempt(caller context.Context, o *outage, send func(context.C
 
 // NewStream opens a stream. Its errors make its server suspect.
 func (s *servers) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
-	at, e := s.pick(s.stateOf(ctx))
+	o := s.stateOf(ctx)
+	o.sent, _ = s.config.token.load(maxFileAge)
+	at, e := s.pick(o)
 	if e != nil {
 		return nil, e
 	}
@@ -271,7 +272,7 @@ func (s *servers) NewStream(ctx context.Context, desc *grpc.StreamDesc, method s
 // ended notes the end of an attempt, and converts its error.
 func (s *servers) ended(ctx context.Context, at *server, err error) *Error {
 	at.calls.Done()
-	e := errorOf(disconnected(ctx, err))
+	e := failureOf(ctx, err)
 	if e != nil && (e.Reason == ErrServerUnreachable || e.Reason == ErrServerDraining) {
 		s.probe(at, true)
 	}
@@ -291,7 +292,7 @@ func (s *servers) probe(at *server, isSuspect bool) <-chan struct{} {
 		health, broken := grpc_health_v1.NewHealthClient(at), outage{}
 		for at.ctx.Err() == nil {
 			_, err := health.Check(at.ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.WaitForReady(true))
-			e := errorOf(disconnected(at.ctx, err))
+			e := failureOf(at.ctx, err)
 			if e == nil || !e.Retryable() {
 				break
 			}

@@ -9,12 +9,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 
 	"example.com/idalloc/client/go/idallocv1"
 )
-
-var errStalled = errors.New("no message of the stream arrived")
 
 // StreamRanges allocates total ids in ranges of chunk ids; 0 means 10,000. The
 // server allocates each range just before it sends it. WithRequestID is an error:
@@ -110,7 +107,7 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 		var broken outage
 		ctx := context.WithValue(ctx, outageKey{}, &broken)
 		for missing := total; missing > 0; {
-			isLeft, sent := false, s.client.token.last()
+			isLeft := false
 			received, err := s.attempt(ctx, missing, func(item Item) bool {
 				broken.over()
 				isLeft = !yield(item, nil)
@@ -119,9 +116,6 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 			missing -= received
 			if isLeft || missing == 0 { // also if the connection broke after the last message
 				return
-			}
-			if broken.isRenewed(s.client.token, err, sent) {
-				continue
 			}
 			if e := broken.wait(ctx, errorOf(err)); e != nil {
 				yield(none, e)
@@ -143,7 +137,7 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	silence := time.AfterFunc(maxSilence, func() { cancel(errStalled) })
 	defer silence.Stop()
 	start := time.Now()
-	defer func() { err = s.client.finish(caller, s.event, start, received, err) }()
+	defer func() { err = s.client.finish(caller, s.event, start, received, errorOf(err)) }()
 	var before Item
 	stream, err := s.open(ctx, missing)
 	for err == nil && received < missing {
@@ -170,15 +164,5 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	case errors.Is(err, io.EOF):
 		return received, invalidReply("the stream ended with %d ids missing", missing-received)
 	}
-	return received, stalled(ctx, disconnected(ctx, err))
-}
-
-// stalled returns the error of a stream that ended because it was silent, or err.
-func stalled(ctx context.Context, err error) error {
-	if errors.Is(context.Cause(ctx), errStalled) {
-		e := newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxSilence)
-		e.causes = []error{context.DeadlineExceeded}
-		return e
-	}
-	return err
+	return received, failureOf(ctx, err)
 }
