@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"example.com/idalloc/client/go/idallocv1"
@@ -35,9 +36,9 @@ type Stream struct {
 	client *Client
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	wake   chan struct{} // a request may be sent
 
 	mu        sync.Mutex
+	wake      sync.Cond   // a request may be sent
 	sent      []*pending  // on the open stream, without an answer, in order
 	waiting   []*pending  // to be sent
 	number    int64       // of the last request that was sent
@@ -63,23 +64,23 @@ type answer struct {
 // it: the client keeps it until then.
 func (c *Client) AllocateStream(...StreamOption) *Stream {
 	ctx, cancel := context.WithCancel(c.ctx)
-	s := &Stream{client: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1)}
+	s := &Stream{client: c, ctx: ctx, cancel: cancel}
+	s.wake.L = &s.mu
 	c.members.Store(s, nil)
 	return s
 }
 
 // AllocateRange is as Client.AllocateRange.
-func (s *Stream) AllocateRange(ctx context.Context, sequence string, count int64, options ...RangeOption) (Range, error) {
+func (s *Stream) AllocateRange(ctx context.Context, sequence string, count int64, options ...RangeOption) (allocated Range, err error) {
 	request, invalid := rangeRequest(sequence, count, options)
 	if invalid != nil {
 		return Range{}, invalid
 	}
-	var allocated Range
 	message := &idallocv1.AllocateStreamRequest{
 		Request: &idallocv1.AllocateStreamRequest_AllocateRange{AllocateRange: request},
 	}
 	event := Event{Method: "AllocateStream", Sequence: sequence}
-	err := s.call(ctx, event, message, func(response *idallocv1.AllocateStreamResponse) (ids int64, err error) {
+	err = s.call(ctx, event, message, func(response *idallocv1.AllocateStreamResponse) (ids int64, err error) {
 		allocated, err = newRange(response.GetAllocateRange(), count, count, request.GetView())
 		return allocated.Count, err
 	})
@@ -87,16 +88,15 @@ func (s *Stream) AllocateRange(ctx context.Context, sequence string, count int64
 }
 
 // DocIDs is as Client.DocIDs.
-func (s *Stream) DocIDs(ctx context.Context, count int64, _ ...DocIDOption) ([]string, error) {
+func (s *Stream) DocIDs(ctx context.Context, count int64, _ ...DocIDOption) (ids []string, err error) {
 	request, invalid := docIDRequest(count)
 	if invalid != nil {
 		return nil, invalid
 	}
-	var ids []string
 	message := &idallocv1.AllocateStreamRequest{
 		Request: &idallocv1.AllocateStreamRequest_GenerateDocId{GenerateDocId: request},
 	}
-	err := s.call(ctx, Event{Method: "AllocateStream"}, message, func(response *idallocv1.AllocateStreamResponse) (_ int64, err error) {
+	err = s.call(ctx, Event{Method: "AllocateStream"}, message, func(response *idallocv1.AllocateStreamResponse) (_ int64, err error) {
 		ids, err = docIDs(response.GetGenerateDocId(), count)
 		return int64(len(ids)), err
 	})
@@ -129,7 +129,10 @@ func (s *Stream) call(
 			if response.GetError() == nil {
 				return convert(response)
 			}
-			e := errorOfProto(response.GetError())
+			e := errorOf(status.ErrorProto(response.GetError()))
+			if e == nil {
+				return 0, invalidReply("an error has the code OK")
+			}
 			// The limit of a stream's ids is no failure: other callers use it up.
 			if e.Code != codes.Unavailable && (e.Reason != ErrQuotaExceeded || e.Metadata["subject"] != "stream") {
 				return 0, e
@@ -150,17 +153,18 @@ func (s *Stream) exchange(ctx context.Context, request *idallocv1.AllocateStream
 		return nil, closed("stream")
 	}
 	s.waiting = append(s.waiting, p)
+	s.wake.Signal()
 	if !s.isRunning {
 		s.isRunning = true
 		s.running.Go(s.run)
 	}
 	s.mu.Unlock()
-	s.notify()
 	return s.await(p)
 }
 
 // await returns the answer to a request. If the caller leaves before, the answer
-// comes to no one, and its ids are a gap.
+// comes to no one, and its ids are a gap; the error says why the stream broke, if
+// there was no answer since.
 func (s *Stream) await(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 	select {
 	case got := <-p.answer:
@@ -168,17 +172,10 @@ func (s *Stream) await(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 	case <-p.ctx.Done():
 	case <-s.ctx.Done():
 	}
-	return s.leave(p)
-}
-
-// leave returns an answer that came at the last moment; else it forgets the
-// request if it was not sent. Its error says why the stream broke, if there was no
-// answer since.
-func (s *Stream) leave(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
-	case got := <-p.answer:
+	case got := <-p.answer: // at the last moment
 		return got.response, got.err
 	default:
 	}
@@ -193,13 +190,6 @@ func (s *Stream) leave(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 		e.Message += "; the last attempt: " + errorOf(s.broken).Error()
 	}
 	return nil, e
-}
-
-func (s *Stream) notify() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
 }
 
 // run opens streams while requests wait. A lasting error is that of all of them.
@@ -220,20 +210,15 @@ func (s *Stream) run() {
 		}
 		s.mu.Unlock()
 		if e := broken.wait(s.ctx, errorOf(err)); e != nil {
-			s.fail(e)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, p := range s.waiting {
+				p.answer <- answer{err: e}
+			}
+			s.waiting, s.isRunning = nil, false
 			return
 		}
 	}
-}
-
-// fail gives an error to all requests without an answer.
-func (s *Stream) fail(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.waiting {
-		p.answer <- answer{err: err}
-	}
-	s.waiting, s.isRunning = nil, false
 }
 
 // attempt opens a stream, sends the requests, and receives answers until it
@@ -251,17 +236,13 @@ func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 	var sender sync.WaitGroup
 	defer sender.Wait()
 	defer cancel(nil)
+	context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.wake.Broadcast()
+	})
 	sender.Go(func() {
-		for {
-			request := s.nextToSend()
-			if request == nil {
-				select {
-				case <-s.wake:
-					continue
-				case <-ctx.Done():
-					return
-				}
-			}
+		for request := s.nextToSend(ctx); request != nil; request = s.nextToSend(ctx) {
 			if stream.Send(request) != nil {
 				return // Recv has the error
 			}
@@ -282,11 +263,15 @@ func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 	}
 }
 
-// nextToSend returns the next message, or nil if none may be sent now.
-func (s *Stream) nextToSend() *idallocv1.AllocateStreamRequest {
+// nextToSend returns the next message when it may be sent; nil when ctx ends.
+func (s *Stream) nextToSend(ctx context.Context) *idallocv1.AllocateStreamRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.waiting) > 0 && len(s.sent) < maxInFlight {
+	for ctx.Err() == nil {
+		if len(s.waiting) == 0 || len(s.sent) >= maxInFlight {
+			s.wake.Wait()
+			continue
+		}
 		p := s.waiting[0]
 		s.waiting = s.waiting[1:]
 		if p.ctx.Err() != nil { // its caller has left
@@ -323,8 +308,6 @@ func (s *Stream) answered(response *idallocv1.AllocateStreamResponse) error {
 	} else {
 		s.silence.Stop()
 	}
-	if len(s.waiting) > 0 {
-		s.notify()
-	}
+	s.wake.Signal()
 	return nil
 }

@@ -22,9 +22,8 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
-	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/grpc/status"
 
 	"example.com/idalloc/client/go/idallocv1"
 )
@@ -111,13 +110,12 @@ func (c *Client) Close() error {
 
 // AllocateRange allocates a range of count ids. A retry takes new ids, unless
 // the call has WithRequestID.
-func (c *Client) AllocateRange(ctx context.Context, sequence string, count int64, options ...RangeOption) (Range, error) {
+func (c *Client) AllocateRange(ctx context.Context, sequence string, count int64, options ...RangeOption) (allocated Range, err error) {
 	request, invalid := rangeRequest(sequence, count, options)
 	if invalid != nil {
 		return Range{}, invalid
 	}
-	var allocated Range
-	err := c.call(ctx, Event{Method: "AllocateRange", Sequence: sequence}, func(ctx context.Context) (int64, error) {
+	err = c.call(ctx, Event{Method: "AllocateRange", Sequence: sequence}, func(ctx context.Context) (int64, error) {
 		reply, err := c.stubs.IDAllocator.AllocateRange(ctx, request)
 		if err == nil {
 			allocated, err = newRange(reply, count, count, request.GetView())
@@ -129,7 +127,7 @@ func (c *Client) AllocateRange(ctx context.Context, sequence string, count int64
 
 // BatchAllocateRanges allocates ranges of several sequences in one call: up to
 // 1,000 requests. The results are in their order; each is a range or an error.
-func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeRequest, _ ...BatchOption) ([]RangeResult, error) {
+func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeRequest, _ ...BatchOption) (results []RangeResult, err error) {
 	batch := &idallocv1.BatchAllocateRangesRequest{}
 	for _, each := range requests {
 		request, invalid := rangeRequest(each.Sequence, each.Count, nil)
@@ -138,35 +136,42 @@ func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeReques
 		}
 		batch.Requests = append(batch.Requests, request)
 	}
-	var results []RangeResult
-	err := c.call(ctx, Event{Method: "BatchAllocateRanges"}, func(ctx context.Context) (ids int64, err error) {
+	err = c.call(ctx, Event{Method: "BatchAllocateRanges"}, func(ctx context.Context) (ids int64, err error) {
 		reply, err := c.stubs.IDAllocator.BatchAllocateRanges(ctx, batch)
-		if err != nil {
-			return 0, err
-		}
-		if len(reply.GetResults()) != len(requests) {
-			return 0, invalidReply("results has %d items; expected %d", len(reply.GetResults()), len(requests))
-		}
-		converted := make([]RangeResult, len(requests))
-		taken := map[[2]string][]Range{} // by sequence and period
-		for i, result := range reply.GetResults() {
-			if converted[i], err = newResult(result, requests[i].Count); err != nil {
-				return 0, err
-			}
-			if ids += converted[i].Range.Count; converted[i].Err == nil {
-				key := [2]string{requests[i].Sequence, converted[i].Range.Period}
-				taken[key] = append(taken[key], converted[i].Range)
-			}
-		}
-		for _, ranges := range taken {
-			err = cmp.Or(err, checkDisjoint(ranges))
-		}
 		if err == nil {
-			results = converted
+			results, ids, err = newResults(reply, requests)
 		}
 		return ids, err
 	})
 	return results, err
+}
+
+func newResults(reply *idallocv1.BatchAllocateRangesResponse, requests []RangeRequest) (results []RangeResult, ids int64, err error) {
+	if len(reply.GetResults()) != len(requests) {
+		return nil, 0, invalidReply("results has %d items; expected %d", len(reply.GetResults()), len(requests))
+	}
+	taken := map[[2]string][]Range{} // by sequence and period
+	for i, result := range reply.GetResults() {
+		if failed := result.GetError(); failed.GetCode() != 0 {
+			results = append(results, RangeResult{Err: ErrorOf(status.ErrorProto(failed))})
+			continue
+		}
+		count := requests[i].Count
+		allocated, err := newRange(result.GetResponse(), count, count, 0)
+		if err != nil {
+			return nil, 0, err
+		}
+		results = append(results, RangeResult{Range: allocated})
+		ids += count
+		key := [2]string{requests[i].Sequence, allocated.Period}
+		taken[key] = append(taken[key], allocated)
+	}
+	for _, ranges := range taken {
+		if err := checkDisjoint(ranges); err != nil {
+			return nil, ids, err
+		}
+	}
+	return results, ids, nil
 }
 
 // checkDisjoint returns an error if two ranges share an id.
@@ -181,32 +186,14 @@ func checkDisjoint(ranges []Range) error {
 	return nil
 }
 
-func newResult(result *idallocv1.AllocateRangeResult, count int64) (RangeResult, error) {
-	if failed := result.GetError(); failed.GetCode() != 0 {
-		return RangeResult{Err: errorOfProto(failed)}, nil
-	}
-	ids, err := newRange(result.GetResponse(), count, count, 0)
-	return RangeResult{Range: ids}, err
-}
-
-// errorOfProto converts the error of one request. A status OK is no error of a
-// request, so it becomes one of the reply.
-func errorOfProto(failed *status.Status) *Error {
-	if e := errorOf(grpcstatus.ErrorProto(failed)); e != nil {
-		return e
-	}
-	return invalidReply("an error has the code OK")
-}
-
 // DocIDs generates count document ids in MySQL's format, at most the server's
 // max_ids_per_call (default 1,000,000).
-func (c *Client) DocIDs(ctx context.Context, count int64, _ ...DocIDOption) ([]string, error) {
+func (c *Client) DocIDs(ctx context.Context, count int64, _ ...DocIDOption) (ids []string, err error) {
 	request, invalid := docIDRequest(count)
 	if invalid != nil {
 		return nil, invalid
 	}
-	var ids []string
-	err := c.call(ctx, Event{Method: "GenerateDocId"}, func(ctx context.Context) (int64, error) {
+	err = c.call(ctx, Event{Method: "GenerateDocId"}, func(ctx context.Context) (int64, error) {
 		reply, err := c.stubs.IDAllocator.GenerateDocId(ctx, request)
 		if err == nil {
 			ids, err = docIDs(reply, count)

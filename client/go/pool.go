@@ -104,14 +104,8 @@ func newPool(sequence string, allocate func(context.Context, int64) (Range, erro
 		observe: func(Event) {}, leave: func() {},
 		size: 1, maxSize: maxRangeSize, inDemand: true,
 	}
-	p.current.Store(newLease(Range{}, math.MaxInt64))
+	p.current.Store(&lease{deadline: math.MaxInt64})
 	return p
-}
-
-func newLease(ids Range, deadline time.Duration) *lease {
-	l := &lease{first: ids.First, step: ids.Step, count: ids.Count, deadline: deadline}
-	l.prefetchAt.Store(ids.Count / 2)
-	return l
 }
 
 // Next returns the next id. If none is at hand, it waits for a range, for a quota
@@ -187,7 +181,7 @@ func (p *Pool) wait(ctx context.Context) (int64, error) {
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	p.cancel()
-	p.replace(newLease(Range{}, math.MaxInt64))
+	p.replace(&lease{deadline: math.MaxInt64})
 	if p.next != nil {
 		p.drop(p.next.count)
 		p.next = nil
@@ -269,7 +263,7 @@ func (p *Pool) refill() (*request, error) {
 		p.drop(next.count)
 	}
 	if current.count > 0 {
-		p.replace(newLease(Range{}, math.MaxInt64))
+		p.replace(&lease{deadline: math.MaxInt64})
 	}
 	if p.inFlight != nil {
 		return p.inFlight, nil
@@ -286,7 +280,13 @@ func (p *Pool) send(now time.Duration) *request {
 	}
 	p.inFlight = req
 	p.running.Go(func() {
-		count, sent := p.await(req)
+		if req.repeats != nil {
+			pause(p.ctx, time.Until(req.sendAt))
+		}
+		p.mu.Lock()
+		p.size = min(p.size, p.maxSize)
+		count, sent := p.size, p.clock.exact() // the ids live from this time on
+		p.mu.Unlock()
 		ids, err := p.allocate(p.ctx, count)
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -294,10 +294,9 @@ func (p *Pool) send(now time.Duration) *request {
 		if err == nil {
 			p.broken.over()
 			err = p.add(ids, sent)
-		} else {
-			req.isRepeated = p.backOff(errorOf(err))
-		}
-		if req.isRepeated {
+		} else if delay, ok := p.backOff(errorOf(err)); ok {
+			req.isRepeated = true
+			p.failed, p.resendAt = errorOf(err), time.Now().Add(delay)
 			p.current.Load().prefetchAt.Store(0)
 		}
 		req.err = errorOf(err)
@@ -305,31 +304,6 @@ func (p *Pool) send(now time.Duration) *request {
 		close(req.done)
 	})
 	return req
-}
-
-// await returns the size of a request and its time, when it is to be sent. The ids
-// live from this time on.
-func (p *Pool) await(req *request) (count int64, sent time.Duration) {
-	if req.repeats != nil {
-		pause(p.ctx, time.Until(req.sendAt))
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.size = min(p.size, p.maxSize)
-	return p.size, p.clock.exact()
-}
-
-// backOff returns whether a failed request may be repeated, and notes when.
-func (p *Pool) backOff(e *Error) bool {
-	var delay time.Duration
-	ok := p.adaptSize(e)
-	if !ok {
-		delay, ok = p.broken.delay(e)
-	}
-	if ok {
-		p.failed, p.resendAt = e, time.Now().Add(delay)
-	}
-	return ok
 }
 
 // add makes a range the next one. The time counts from before the request was
@@ -359,7 +333,8 @@ func (p *Pool) add(ids Range, sent time.Duration) error {
 		return nil
 	}
 	p.late = 0
-	p.next = newLease(ids, deadline)
+	p.next = &lease{first: ids.First, step: ids.Step, count: ids.Count, deadline: deadline}
+	p.next.prefetchAt.Store(ids.Count / 2)
 	return nil
 }
 
@@ -370,21 +345,21 @@ func (p *Pool) reduceDemand() {
 	p.size = max(1, p.size/2)
 }
 
-// adaptSize adapts the size of the next range to an error, and returns whether
-// a smaller range may succeed at once.
-func (p *Pool) adaptSize(e *Error) bool {
+// backOff adapts the size of the next range to an error, and returns how long after
+// it to request that range; false if the error is final.
+func (p *Pool) backOff(e *Error) (time.Duration, bool) {
 	switch e.Reason {
 	case ErrSequenceExhausted:
 		largest, err := strconv.ParseInt(e.Metadata["largest_range"], 10, 64)
 		if err == nil && 0 < largest && largest < p.size {
 			p.size = largest
-			return true
+			return 0, true
 		}
 	case ErrInvalidRequest:
 		if e.Metadata["field"] == "id_count" && p.size > 1 {
 			p.size /= 2
 			p.maxSize = p.size
-			return true
+			return 0, true
 		}
 	case ErrQuotaExceeded:
 		// A call may overdraw the quota, and the server rejects all calls
@@ -393,5 +368,5 @@ func (p *Pool) adaptSize(e *Error) bool {
 			p.size = max(1, p.size/2)
 		}
 	}
-	return false
+	return p.broken.delay(e)
 }
