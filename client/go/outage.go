@@ -12,15 +12,13 @@ import (
 )
 
 const (
-	minBackoff   = 100 * time.Millisecond
-	maxBackoff   = 2 * time.Second
-	maxRounds    = 5                // of a unary call, and of a request of AllocateStream
-	maxRetryWait = 5 * time.Second  // the longest RetryInfo for which such a call waits
-	outageLimit  = 10 * time.Second // of a pool whose caller has no deadline
-	maxSilence   = 60 * time.Second // without a message of a stream
-	// The longest delay that a server can ask for.
-	maxRetryDelay = time.Hour
-	// The shortest wait after a quota is exceeded.
+	minBackoff    = 100 * time.Millisecond
+	maxBackoff    = 2 * time.Second
+	maxRounds     = 5                // of a unary call, and of a request of AllocateStream
+	maxRetryWait  = 5 * time.Second  // the longest RetryInfo for which such a call waits
+	outageLimit   = 10 * time.Second // of a pool whose caller has no deadline
+	maxSilence    = 60 * time.Second // without a message of a stream
+	maxRetryDelay = time.Hour        // that a server can ask for
 	minQuotaDelay = 10 * time.Millisecond
 )
 
@@ -65,8 +63,8 @@ func (o *outage) hasOther() bool {
 	}
 	o.servers.mu.Lock()
 	defer o.servers.mu.Unlock()
-	other := o.servers.find(o.asked)
-	return other != nil && !other.isSuspect
+	usable, _ := o.servers.find(o.asked)
+	return usable != nil
 }
 
 // wait returns nil when the call may be repeated, else the error: at the deadline,

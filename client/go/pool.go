@@ -17,12 +17,9 @@ import (
 )
 
 const (
-	// A range that is used up in less time is followed by one twice as large.
-	growBelow = 500 * time.Millisecond
-	// The default of the server's setting max_ids_per_call.
-	maxRangeSize = 1_000_000
-	// So many ranges in a row that had expired on arrival are an error.
-	maxLateRanges = 3
+	growBelow     = 500 * time.Millisecond // a range used up in less time: the next is twice as large
+	maxRangeSize  = 1_000_000              // the default of the server's setting max_ids_per_call
+	maxLateRanges = 3                      // in a row that had expired on arrival; as many are an error
 )
 
 // Pool hands out the ids of one sequence from memory. Goroutines may share it;
@@ -68,13 +65,12 @@ type lease struct {
 	deadline           time.Duration
 }
 
-// request is a call for a range. The last two fields are set when done is closed.
+// request is a call for a range.
 type request struct {
-	repeats    *Error    // of the failed request that it repeats, or nil
-	sendAt     time.Time // if it repeats one
-	done       chan struct{}
-	err        *Error
-	isRepeated bool // whether another request may succeed
+	repeats *Error    // of the failed request that it repeats, or nil
+	sendAt  time.Time // if it repeats one
+	done    chan struct{}
+	err     *Error // when it is done, if no other request may succeed
 }
 
 // Pool returns a pool of a sequence. It requests nothing before the first call
@@ -164,13 +160,8 @@ func (p *Pool) wait(ctx context.Context) (int64, error) {
 		case <-req.done:
 		case <-ctx.Done():
 			continue // a range may have arrived at the same moment
-		case <-p.ctx.Done():
-			return 0, closed("pool")
 		}
-		if req.err != nil && !req.isRepeated {
-			if p.ctx.Err() != nil {
-				return 0, closed("pool")
-			}
+		if req.err != nil && p.ctx.Err() == nil {
 			return 0, req.err
 		}
 	}
@@ -295,9 +286,9 @@ func (p *Pool) send(now time.Duration) *request {
 			p.broken.over()
 			err = p.add(ids, sent)
 		} else if delay, ok := p.backOff(errorOf(err)); ok {
-			req.isRepeated = true
 			p.failed, p.resendAt = errorOf(err), time.Now().Add(delay)
 			p.current.Load().prefetchAt.Store(0)
+			err = nil
 		}
 		req.err = errorOf(err)
 		p.inFlight = nil

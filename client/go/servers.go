@@ -109,21 +109,20 @@ func (s *servers) resolve() {
 	s.set(all, s.settings)
 }
 
-// find returns a server that this round has not asked: a usable one in turn, or else
-// a suspect one, or nil.
-func (s *servers) find(asked []*server) (found *server) {
+// find returns the next servers in turn that this round has not asked, or nil.
+func (s *servers) find(asked []*server) (usable, suspect *server) {
 	for i := range s.all {
 		at := s.all[(s.turn+i)%len(s.all)]
 		isSpare := len(s.addresses) == 1 && at != s.all[0] && !s.all[0].isSuspect
-		if isSpare || slices.Contains(asked, at) {
-			continue
+		switch {
+		case isSpare || slices.Contains(asked, at):
+		case at.isSuspect:
+			suspect = cmp.Or(suspect, at)
+		default:
+			usable = cmp.Or(usable, at)
 		}
-		if !at.isSuspect {
-			return at
-		}
-		found = cmp.Or(found, at)
 	}
-	return found
+	return usable, suspect
 }
 
 // pick returns the next server of a call, and adds an attempt to both.
@@ -140,7 +139,7 @@ func (s *servers) pick(o *outage) (*server, *Error) {
 		s.resolvedAt = time.Now()
 		go s.resolve()
 	}
-	at := s.find(o.asked)
+	at := cmp.Or(s.find(o.asked))
 	if at == nil {
 		return nil, newError(ErrServerUnreachable, codes.Unavailable, "the target has no other server")
 	}

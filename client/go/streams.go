@@ -30,13 +30,11 @@ func (c *Client) StreamRanges(
 	request, invalidRequest := rangeRequest(sequence, total, options)
 	switch {
 	case invalidRequest != nil:
-	case request.RequestId != "":
-		invalidRequest = invalid("request_id", "a stream has none: use AllocateRange")
-	case chunk < 0:
-		invalidRequest = invalid("chunk_id_count", "must be at least 0, not %d", chunk)
-	}
-	if invalidRequest != nil {
 		return failed[Range](invalidRequest)
+	case request.RequestId != "":
+		return failed[Range](invalid("request_id", "a stream has none: use AllocateRange"))
+	case chunk < 0:
+		return failed[Range](invalid("chunk_id_count", "must be at least 0, not %d", chunk))
 	}
 	s.open = func(ctx context.Context, missing int64) (grpc.ServerStreamingClient[idallocv1.StreamRangesResponse], error) {
 		return c.stubs.IDAllocator.StreamRanges(ctx, &idallocv1.StreamRangesRequest{
