@@ -214,9 +214,6 @@ func (c *Client) call(ctx context.Context, event Event, do func(context.Context)
 	}
 	defer context.AfterFunc(c.ctx, cancel)() // Close ends the call
 	start := time.Now()
-	if c.ctx.Err() != nil {
-		return closed("client")
-	}
 	ids, err := do(ctx)
 	return c.finish(ctx, event, start, ids, failureOf(ctx, err))
 }

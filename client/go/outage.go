@@ -12,14 +12,17 @@ import (
 )
 
 const (
-	minBackoff    = 100 * time.Millisecond
-	maxBackoff    = 2 * time.Second
-	maxRounds     = 5                // of a unary call, and of a request of AllocateStream
-	maxRetryWait  = 5 * time.Second  // the longest RetryInfo for which such a call waits
-	outageLimit   = 10 * time.Second // of a pool whose caller has no deadline
-	maxSilence    = 60 * time.Second // without a message of a stream
-	maxRetryDelay = time.Hour        // that a server can ask for
-	minQuotaDelay = 10 * time.Millisecond
+	minPatience     = 500 * time.Millisecond
+	probeLimit      = 250 * time.Millisecond
+	resolveInterval = 2 * time.Second
+	minBackoff      = 100 * time.Millisecond
+	maxBackoff      = 2 * time.Second
+	maxRounds       = 5                // of a unary call, and of a request of AllocateStream
+	maxRetryWait    = 5 * time.Second  // the longest RetryInfo for which such a call waits
+	outageLimit     = 10 * time.Second // of a pool whose caller has no deadline
+	maxSilence      = 60 * time.Second // without a message of a stream
+	maxRetryDelay   = time.Hour        // that a server can ask for
+	minQuotaDelay   = 10 * time.Millisecond
 )
 
 // outage is the state of a call, which decides whether the call goes on after an

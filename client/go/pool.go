@@ -37,7 +37,6 @@ type Pool struct {
 	observe  func(Event)
 	ctx      context.Context // of requests; ends with Close
 	cancel   context.CancelFunc
-	leave    func()
 	running  sync.WaitGroup // the request in flight
 
 	current atomic.Pointer[lease] // changes only with the lock
@@ -88,8 +87,8 @@ func (c *Client) Pool(sequence string, _ ...PoolOption) *Pool {
 		return c.AllocateRange(ctx, sequence, count)
 	}, bootClock())
 	p.observe = c.observe
-	p.leave = func() { c.members.Delete(p) }
 	c.members.Store(p, nil)
+	context.AfterFunc(p.ctx, func() { c.members.Delete(p) })
 	return p
 }
 
@@ -97,8 +96,7 @@ func newPool(sequence string, allocate func(context.Context, int64) (Range, erro
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Pool{
 		sequence: sequence, allocate: allocate, clock: clock, ctx: ctx, cancel: cancel,
-		observe: func(Event) {}, leave: func() {},
-		size: 1, maxSize: maxRangeSize, inDemand: true,
+		observe: func(Event) {}, size: 1, maxSize: maxRangeSize, inDemand: true,
 	}
 	p.current.Store(&lease{deadline: math.MaxInt64})
 	return p
@@ -179,7 +177,6 @@ func (p *Pool) Close() error {
 	}
 	p.mu.Unlock()
 	p.running.Wait()
-	p.leave()
 	return nil
 }
 

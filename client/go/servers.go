@@ -18,12 +18,6 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-const (
-	minPatience     = 500 * time.Millisecond
-	probeLimit      = 250 * time.Millisecond
-	resolveInterval = 2 * time.Second
-)
-
 // servers are the servers of a target, and the connection of Stubs. Their state
 // machine, with its words, is docs/explanation/client-calls.md.
 type servers struct {

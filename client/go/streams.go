@@ -104,17 +104,15 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 		var none Item
 		var broken outage
 		ctx := context.WithValue(ctx, outageKey{}, &broken)
-		for missing := total; missing > 0; {
-			isLeft := false
+		for missing := total; ; {
 			received, err := s.attempt(ctx, missing, func(item Item) bool {
 				broken.over()
-				isLeft = !yield(item, nil)
-				return !isLeft
+				return yield(item, nil)
 			})
-			missing -= received
-			if isLeft || missing == 0 { // also if the connection broke after the last message
+			if err == nil {
 				return
 			}
+			missing -= received
 			if e := broken.wait(ctx, errorOf(err)); e != nil {
 				yield(none, e)
 				return
@@ -123,11 +121,9 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 	}
 }
 
-// attempt makes one call, and returns how many ids arrived before its error.
+// attempt makes one call, and returns how many ids arrived before its error. There
+// is none if use returns false, or if the connection broke after the last message.
 func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use func(Item) bool) (received int64, err error) {
-	if s.client.ctx.Err() != nil {
-		return 0, closed("client")
-	}
 	caller := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)                                               // ends the stream if it has not ended
