@@ -60,7 +60,7 @@ func (b broken) serve(conn *net.TCPConn) {
 // client returns a client whose first connections break, and their number.
 func (b broken) client(t *testing.T, connections int) (*Client, *atomic.Int64) {
 	var count atomic.Int64
-	_, address := newService().replica(t, "127.0.0.1:0")
+	_, address := newService(nil).replica(t, "127.0.0.1:0")
 	return open(t, front(t, func(number int, conn *net.TCPConn) string {
 		if count.Add(1); number > connections {
 			return address

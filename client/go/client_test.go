@@ -39,18 +39,46 @@ func failing(err error, calls ...int) func(context.Context, int) error {
 	}
 }
 
-// is fails the test unless err has the reason.
-func is(t *testing.T, err error, reason Reason) *Error {
+// failingFrom fails the calls from this number on.
+func failingFrom(err error, first int) func(context.Context, int) error {
+	return func(_ context.Context, call int) error {
+		if call >= first {
+			return err
+		}
+		return nil
+	}
+}
+
+// is fails the test unless err is an *Error that matches the target.
+func is(t *testing.T, err, target error) *Error {
 	t.Helper()
-	var e *Error
-	if !errors.Is(err, reason) || !errors.As(err, &e) {
-		t.Fatalf("got %v, want %v", err, reason)
+	e := &Error{}
+	if !errors.Is(err, target) || !errors.As(err, &e) {
+		t.Errorf("got %v, want %v", err, target)
 	}
 	return e
 }
 
+// errOf returns the error of a call.
+func errOf[Reply any](_ Reply, err error) error { return err }
+
+// allocator is a Client or a Stream.
+type allocator interface {
+	AllocateRange(ctx context.Context, sequence string, count int64, options ...RangeOption) (Range, error)
+}
+
+// allocate takes an id, and fails the test on an error.
+func allocate(t *testing.T, from allocator) int64 {
+	t.Helper()
+	ids, err := from.AllocateRange(t.Context(), "orders", 1)
+	if err != nil {
+		t.Error(err)
+	}
+	return ids.First
+}
+
 func TestARangeHasAllFieldsOfTheReply(t *testing.T) {
-	client := newService().start(t)
+	client := newService(nil).start(t)
 	ids, err := client.AllocateRange(t.Context(), "orders", 3, WithTexts())
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +91,7 @@ func TestARangeHasAllFieldsOfTheReply(t *testing.T) {
 }
 
 func TestARequestIDReturnsTheSameIds(t *testing.T) {
-	client := newService().start(t)
+	client := newService(nil).start(t)
 	id := NewRequestID()
 	if !regexp.MustCompile("^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$").MatchString(id) {
 		t.Errorf("%s is no UUID of version 4", id)
@@ -77,54 +105,46 @@ func TestARequestIDReturnsTheSameIds(t *testing.T) {
 }
 
 func TestWrongArgumentsReachNoServer(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	client := service.start(t)
-	_, allocated := client.AllocateRange(t.Context(), "orders", 0)
-	_, batch := client.BatchAllocateRanges(t.Context(), []RangeRequest{{"orders", -1}})
-	_, docIDs := client.DocIDs(t.Context(), 0)
-	_, long := client.AllocateRange(t.Context(), strings.Repeat("x", 256), 1)
 	stream := client.AllocateStream()
-	_, encoded := stream.AllocateRange(t.Context(), "\xff", 1)
-	_, requestID := stream.AllocateRange(t.Context(), "orders", 1, WithRequestID(strings.Repeat("x", 1<<20)))
-	errs := []error{allocated, batch, docIDs, long, encoded, requestID}
-	for _, err := range client.StreamRanges(t.Context(), "orders", 1, 0, WithRequestID(NewRequestID())) {
-		if field := is(t, err, ErrInvalidRequest).Metadata["field"]; field != "request_id" {
-			t.Errorf("the field is %s", field)
-		}
-		errs = append(errs, err)
+	ranges := client.StreamRanges(t.Context(), "orders", 1, 0, WithRequestID(NewRequestID()))
+	var fields []string
+	for _, err := range []error{
+		errOf(client.AllocateRange(t.Context(), "orders", 0)),
+		errOf(client.BatchAllocateRanges(t.Context(), []RangeRequest{{"orders", -1}})),
+		errOf(client.DocIDs(t.Context(), 0)),
+		errOf(client.AllocateRange(t.Context(), strings.Repeat("x", 256), 1)),
+		errOf(stream.AllocateRange(t.Context(), "\xff", 1)),
+		errOf(stream.AllocateRange(t.Context(), "orders", 1, WithRequestID(strings.Repeat("x", 1<<20)))),
+		errOf(drain(ranges)),
+		errOf(drain(client.StreamDocIDs(t.Context(), 0))),
+	} {
+		fields = append(fields, is(t, err, ErrInvalidRequest).Metadata["field"])
 	}
-	for _, err := range client.StreamDocIDs(t.Context(), 0) {
-		errs = append(errs, err)
-	}
-	for _, err := range errs {
-		is(t, err, ErrInvalidRequest)
-	}
-	if len(errs) != 8 || service.count() != 0 {
-		t.Errorf("%d errors, %d calls", len(errs), service.count())
+	if fields[6] != "request_id" || service.count() != 0 {
+		t.Errorf("the fields are %v, %d calls", fields, service.count())
 	}
 }
 
 func TestADelayIsAtMostAnHour(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	delay := &durationpb.Duration{Seconds: math.MaxInt64, Nanos: math.MaxInt32}
 	service.fail = failing(failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", nil,
 		&errdetails.RetryInfo{RetryDelay: delay}), 1)
 	client := service.start(t)
-	_, err := client.AllocateRange(t.Context(), "orders", 1)
-	e := is(t, err, ErrQuotaExceeded)
+	e := is(t, errOf(client.AllocateRange(t.Context(), "orders", 1)), ErrQuotaExceeded)
 	if wait := jittered(e.RetryDelay); e.RetryDelay != time.Hour || wait < time.Hour {
 		t.Errorf("the delay is %v, and waits %v", e.RetryDelay, wait)
 	}
 }
 
 func TestAnErrorHasReasonDelayAndDetails(t *testing.T) {
-	service := newService()
-	service.fail = failing(failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", map[string]string{"limit": "5"},
+	service := newService(failing(failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", map[string]string{"limit": "5"},
 		&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Hour)},
-		&errdetails.QuotaFailure{Violations: []*errdetails.QuotaFailure_Violation{{Subject: "identity:billing"}}}), 1)
+		&errdetails.QuotaFailure{Violations: []*errdetails.QuotaFailure_Violation{{Subject: "identity:billing"}}}), 1))
 	client := service.start(t)
-	_, err := client.AllocateRange(t.Context(), "orders", 1)
-	e := is(t, err, ErrQuotaExceeded)
+	e := is(t, errOf(client.AllocateRange(t.Context(), "orders", 1)), ErrQuotaExceeded)
 	if e.Code != codes.ResourceExhausted || e.RetryDelay != time.Hour || e.Metadata["limit"] != "5" || !e.Retryable() {
 		t.Errorf("got %+v", e)
 	}
@@ -132,10 +152,10 @@ func TestAnErrorHasReasonDelayAndDetails(t *testing.T) {
 	if quota.GetViolations()[0].GetSubject() != "identity:billing" {
 		t.Errorf("got %v", e.Details)
 	}
-	if st, ok := status.FromError(err); !ok || st.Code() != codes.ResourceExhausted {
+	if st, ok := status.FromError(e); !ok || st.Code() != codes.ResourceExhausted {
 		t.Errorf("the status is %v", st)
 	}
-	if errors.Is(err, ErrSequenceExhausted) {
+	if errors.Is(e, ErrSequenceExhausted) {
 		t.Error("it also has another reason")
 	}
 }
@@ -157,9 +177,9 @@ func TestEachReasonOfTheProtosHasAConstant(t *testing.T) {
 }
 
 func TestAnErrorOfStubsIsConverted(t *testing.T) {
-	client := newService().start(t)
+	client := newService(nil).start(t)
 	_, err := client.Stubs().Node.GetNode(t.Context(), &idallocv1.GetNodeRequest{})
-	if e := is(t, ErrorOf(err), "UNIMPLEMENTED"); e.Retryable() {
+	if e := is(t, ErrorOf(err), Reason("UNIMPLEMENTED")); e.Retryable() {
 		t.Errorf("got %v", e)
 	}
 	var none error = ErrorOf(nil)
@@ -169,8 +189,7 @@ func TestAnErrorOfStubsIsConverted(t *testing.T) {
 }
 
 func TestUnaryCallsAreRetried(t *testing.T) {
-	service := newService()
-	service.fail = failing(unavailable, 1, 2)
+	service := newService(failing(unavailable, 1, 2))
 	client := service.start(t)
 	if ids, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 1 || service.count() != 3 {
 		t.Errorf("got %v, %v after %d calls", ids, err, service.count())
@@ -179,28 +198,22 @@ func TestUnaryCallsAreRetried(t *testing.T) {
 		delay := &errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: seconds}}
 		service.fail = func(context.Context, int) error { return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil, delay) }
 		before := service.count()
-		_, err := client.AllocateRange(t.Context(), "orders", 1)
-		if is(t, err, ErrStoreUnavailable); service.count() != before+expected {
-			t.Errorf("%d calls, expected %d", service.count()-before, expected)
+		is(t, errOf(client.AllocateRange(t.Context(), "orders", 1)), ErrStoreUnavailable)
+		if calls := service.count() - before; calls != expected {
+			t.Errorf("%d calls, expected %d", calls, expected)
 		}
 	}
 }
 
 func TestADeadlineEndsACall(t *testing.T) {
-	service := newService()
-	service.fail = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
+	service := newService(func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() })
 	client := service.start(t, WithTimeout(50*time.Millisecond))
-	_, err := client.AllocateRange(t.Context(), "orders", 1)
-	is(t, err, ErrDeadlineExceeded)
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v is not the context's error", err)
-	}
+	e := is(t, errOf(client.AllocateRange(t.Context(), "orders", 1)), ErrDeadlineExceeded)
+	is(t, e, context.DeadlineExceeded)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = client.AllocateRange(ctx, "orders", 1)
-	if is(t, err, ErrCancelled); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v is not the context's error", err)
-	}
+	e = is(t, errOf(client.AllocateRange(ctx, "orders", 1)), ErrCancelled)
+	is(t, e, context.Canceled)
 }
 
 func TestEachWrongReplyIsAnError(t *testing.T) {
@@ -265,7 +278,7 @@ func callOf(client *Client, rpc string, texts bool) (ids int64, err error) {
 }
 
 func TestABatchWithAnIDTwiceIsAnError(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	service.repeats = true
 	client := service.start(t)
 	requests := []RangeRequest{{"orders", 3}, {"lines", 3}, {"orders", 5}}
@@ -280,8 +293,7 @@ func TestABatchWithAnIDTwiceIsAnError(t *testing.T) {
 }
 
 func TestAnErrorIsPrintable(t *testing.T) {
-	service := newService()
-	service.fail = failing(status.Error(codes.NotFound, "no\x1b[2J\n\u202ename é"), 1)
+	service := newService(failing(status.Error(codes.NotFound, "no\x1b[2J\n\u202ename é"), 1))
 	_, err := service.start(t).AllocateRange(t.Context(), "orders", 1)
 	if got := err.Error(); !strings.HasSuffix(got, `no\u001b[2J \u202ename é`) {
 		t.Errorf("got %q", got)
@@ -289,8 +301,7 @@ func TestAnErrorIsPrintable(t *testing.T) {
 }
 
 func TestABatchHasAResultForEachRequest(t *testing.T) {
-	service := newService()
-	service.fail = failing(failure(codes.NotFound, "SEQUENCE_NOT_FOUND", nil), 2)
+	service := newService(failing(failure(codes.NotFound, "SEQUENCE_NOT_FOUND", nil), 2))
 	client := service.start(t)
 	results, err := client.BatchAllocateRanges(t.Context(), []RangeRequest{{"orders", 2}, {"nowhere", 1}, {"orders", 1}})
 	if err != nil || len(results) != 3 {
@@ -303,8 +314,7 @@ func TestABatchHasAResultForEachRequest(t *testing.T) {
 }
 
 func TestABrokenStreamIsResumed(t *testing.T) {
-	service := newService()
-	service.fail = failing(unavailable, 3, 4, 7)
+	service := newService(failing(unavailable, 3, 4, 7))
 	var events []Event
 	client := service.start(t, WithObserver(func(event Event) { events = append(events, event) }))
 	ids, err := drain(client.StreamRanges(t.Context(), "orders", 25, 4))
@@ -321,7 +331,7 @@ func TestABrokenStreamIsResumed(t *testing.T) {
 }
 
 func TestALoopThatIsLeftEndsItsStream(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	ended := make(chan struct{})
 	service.fail = func(ctx context.Context, call int) error {
 		// After its first message, the server waits for the end.
@@ -339,36 +349,29 @@ func TestALoopThatIsLeftEndsItsStream(t *testing.T) {
 }
 
 func TestDocIDs(t *testing.T) {
-	service := newService()
-	service.fail = failing(unavailable, 3)
+	service := newService(failing(unavailable, 3))
 	client := service.start(t)
 	ids, err := client.DocIDs(t.Context(), 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for run, err := range client.StreamDocIDs(t.Context(), 25) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		ids = slices.AppendSeq(ids, run.All())
+	streamed, err := drain(client.StreamDocIDs(t.Context(), 25))
+	if err != nil {
+		t.Fatal(err)
 	}
-	slices.Sort(ids)
-	if len(slices.Compact(ids)) != 28 {
-		t.Errorf("got %v", ids)
-	}
+	unique(t, append(ids, streamed...), 28)
 }
 
 func TestGoroutinesShareAStream(t *testing.T) {
-	service := newService()
-	service.fail = func(_ context.Context, call int) error {
+	service := newService(func(_ context.Context, call int) error {
 		switch {
 		case call%301 == 0:
 			return unavailable // the stream breaks
 		case call%97 == 0:
-			return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
+			return storeUnavailable
 		}
 		return nil
-	}
+	})
 	client := service.start(t, WithTimeout(time.Minute))
 	stream := client.AllocateStream()
 	const callers, each = 64, 30
@@ -389,28 +392,21 @@ func TestGoroutinesShareAStream(t *testing.T) {
 	}
 	group.Wait()
 	stream.Close()
-	all := slices.Concat(got...)
-	slices.Sort(all)
-	if distinct := len(slices.Compact(all)); distinct != callers*each*2 {
-		t.Errorf("%d distinct ids", distinct)
-	}
-	_, err := stream.AllocateRange(t.Context(), "orders", 1)
-	is(t, err, ErrClosed)
+	unique(t, slices.Concat(got...), callers*each*2)
+	is(t, errOf(stream.AllocateRange(t.Context(), "orders", 1)), ErrClosed)
 }
 
 func TestALastingErrorOfAStreamIsThatOfItsRequests(t *testing.T) {
-	service := newService()
-	service.fail = func(context.Context, int) error { return status.Error(codes.Unauthenticated, "no") }
+	service := newService(failingFrom(status.Error(codes.Unauthenticated, "no"), 1))
 	client := service.start(t)
 	stream := client.AllocateStream()
 	for range 3 {
-		_, err := stream.AllocateRange(t.Context(), "orders", 1)
-		is(t, err, ErrUnauthenticated)
+		is(t, errOf(stream.AllocateRange(t.Context(), "orders", 1)), ErrUnauthenticated)
 	}
 }
 
 func TestACallerWhoLeavesAStreamCostsNoOtherItsAnswer(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	release := make(chan struct{})
 	service.fail = func(_ context.Context, call int) error {
 		if call == 1 {
@@ -422,8 +418,7 @@ func TestACallerWhoLeavesAStreamCostsNoOtherItsAnswer(t *testing.T) {
 	stream := client.AllocateStream()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err := stream.AllocateRange(ctx, "orders", 1)
-	is(t, err, ErrDeadlineExceeded)
+	is(t, errOf(stream.AllocateRange(ctx, "orders", 1)), ErrDeadlineExceeded)
 	close(release)
 	if ids, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 2 {
 		t.Errorf("got %v, %v", ids, err)
@@ -432,8 +427,7 @@ func TestACallerWhoLeavesAStreamCostsNoOtherItsAnswer(t *testing.T) {
 
 func TestACallThatIsLeftSaysWhyItsStreamBroke(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	service := newService()
-	service.fail = func(_ context.Context, call int) error {
+	service := newService(func(_ context.Context, call int) error {
 		switch call {
 		case 1:
 			return nil
@@ -441,15 +435,12 @@ func TestACallThatIsLeftSaysWhyItsStreamBroke(t *testing.T) {
 			cancel()
 		}
 		return unavailable
-	}
+	})
 	stream := service.start(t).AllocateStream()
-	if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
-		t.Fatal(err)
-	}
-	_, err := stream.AllocateRange(ctx, "orders", 1)
-	is(t, err, ErrCancelled)
-	if !strings.HasSuffix(err.Error(), "; the last attempt: SERVER_UNREACHABLE: the connection broke") {
-		t.Error(err)
+	allocate(t, stream)
+	e := is(t, errOf(stream.AllocateRange(ctx, "orders", 1)), ErrCancelled)
+	if !strings.HasSuffix(e.Message, "; the last attempt: SERVER_UNREACHABLE: the connection broke") {
+		t.Error(e)
 	}
 }
 
@@ -458,8 +449,7 @@ func TestTheLimitOfAStreamsIdsIsWaitedForWithinTheContext(t *testing.T) {
 		return failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", map[string]string{"subject": "stream"},
 			&errdetails.RetryInfo{RetryDelay: durationpb.New(delay)})
 	}
-	service := newService()
-	service.fail = failing(limit(20*time.Millisecond), 1, 2, 3, 4, 5, 6, 7)
+	service := newService(failing(limit(20*time.Millisecond), 1, 2, 3, 4, 5, 6, 7))
 	stream := service.start(t).AllocateStream()
 	before := time.Now()
 	ids, err := stream.AllocateRange(t.Context(), "orders", 1)
@@ -467,17 +457,15 @@ func TestTheLimitOfAStreamsIdsIsWaitedForWithinTheContext(t *testing.T) {
 		t.Errorf("got %v, %v after %v", ids, err, waited)
 	}
 	service.fail = failing(limit(time.Hour), 9)
-	_, err = stream.AllocateRange(t.Context(), "orders", 1)
-	is(t, err, ErrQuotaExceeded)
+	is(t, errOf(stream.AllocateRange(t.Context(), "orders", 1)), ErrQuotaExceeded)
 	service.fail = failing(quotaExceeded(time.Millisecond), 10) // of the caller: as a unary call
-	_, err = stream.AllocateRange(t.Context(), "orders", 1)
-	is(t, err, ErrQuotaExceeded)
+	is(t, errOf(stream.AllocateRange(t.Context(), "orders", 1)), ErrQuotaExceeded)
 }
 
 // Requests count as in flight until their answer, also if their callers left:
 // the server ends a stream with 1,001 of them.
 func TestAStreamHasAtMost500RequestsInFlight(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	release := make(chan struct{})
 	service.fail = func(context.Context, int) error { <-release; return nil }
 	stream := service.start(t, WithTimeout(0)).AllocateStream()
@@ -516,56 +504,46 @@ func TestAStreamHasAtMost500RequestsInFlight(t *testing.T) {
 }
 
 func TestCloseEndsPoolsStreamsAndCalls(t *testing.T) {
-	service := newService()
-	service.fail = func(ctx context.Context, call int) error {
+	service := newService(func(ctx context.Context, call int) error {
 		if call > 2 { // of the pool and its prefetch
 			<-ctx.Done()
 		}
 		return ctx.Err()
-	}
+	})
 	client := service.start(t)
 	pool, stream := client.Pool("orders"), client.AllocateStream()
-	if _, err := pool.Next(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	draw(t, pool, 1)
 	awaitCall(t, service, 2)
 	var group sync.WaitGroup
 	group.Go(func() {
-		if _, err := stream.AllocateRange(t.Context(), "orders", 1); !errors.Is(err, ErrClosed) {
-			t.Errorf("got %v", err)
-		}
+		is(t, errOf(stream.AllocateRange(t.Context(), "orders", 1)), ErrClosed)
 	})
 	awaitCall(t, service, 3)
 	client.Close()
 	group.Wait()
-	_, err := pool.Next(t.Context())
-	is(t, err, ErrClosed)
-	_, err = client.AllocateRange(t.Context(), "orders", 1)
-	is(t, err, ErrClosed)
+	is(t, errOf(pool.Next(t.Context())), ErrClosed)
+	is(t, errOf(client.AllocateRange(t.Context(), "orders", 1)), ErrClosed)
 	if err := client.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestAPoolOutlastsAnOutage(t *testing.T) {
-	service := newService()
-	service.fail = func(_ context.Context, call int) error {
+	service := newService(func(_ context.Context, call int) error {
 		if 3 < call && call < 14 { // longer than gRPC's retries
 			return unavailable
 		}
 		return nil
-	}
+	})
 	client := service.start(t)
 	pool := client.Pool("orders")
-	for want := range int64(100) {
-		if id, err := pool.Next(t.Context()); err != nil || id != want+1 {
-			t.Fatal(id, err)
-		}
+	if ids := draw(t, pool, 100); ids[99] != 100 {
+		t.Errorf("got %v", ids)
 	}
 }
 
 func TestAPoolReportsDroppedIds(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	var mu sync.Mutex
 	var received, dropped int64
 	client := service.start(t, WithObserver(func(event Event) {
@@ -574,14 +552,7 @@ func TestAPoolReportsDroppedIds(t *testing.T) {
 		received, dropped = received+event.IDs, dropped+event.Dropped
 	}))
 	pool := client.Pool("orders")
-	for id, err := range pool.All(t.Context()) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if id == 100 {
-			break
-		}
-	}
+	draw(t, pool, 100)
 	pool.Close()
 	if received-dropped != 100 || dropped == 0 {
 		t.Errorf("%d ids received, %d dropped", received, dropped)
@@ -589,27 +560,18 @@ func TestAPoolReportsDroppedIds(t *testing.T) {
 }
 
 func TestATokenFileIsReadAgain(t *testing.T) {
-	service := newService()
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("first\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	client := service.start(t, WithTokenFile(file))
-	allocate := func() {
-		if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	allocate()
-	os.WriteFile(file, []byte("second\n"), 0o600)
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if allocate(); service.tokens[len(service.tokens)-1] == "Bearer second" {
-			break
-		}
-	}
-	os.Remove(file) // the former token stays
+	service := newService(nil)
+	token := newRotation(t)
+	client := service.start(t, WithTokenFile(token.path))
+	allocate(t, client)
+	token.write("second")
+	eventually(t, func() bool {
+		allocate(t, client)
+		return service.tokens[len(service.tokens)-1] == "Bearer second"
+	})
+	os.Remove(token.path) // the former token stays
 	time.Sleep(1100 * time.Millisecond)
-	allocate()
+	allocate(t, client)
 	if tokens := slices.Compact(service.tokens); !slices.Equal(tokens, []string{"Bearer first", "Bearer second"}) {
 		t.Errorf("got %v", tokens)
 	}
@@ -632,8 +594,7 @@ func TestATokenNeedsTLSToOtherMachines(t *testing.T) {
 
 func TestWrongOptionsAreErrorsOfNew(t *testing.T) {
 	for _, target := range []string{"", "localhost", "http://localhost:1", "localhost:1,localhost", "localhost:1,"} {
-		_, err := New(target)
-		is(t, err, ErrInvalidRequest)
+		is(t, errOf(New(target)), ErrInvalidRequest)
 	}
 }
 
@@ -647,16 +608,15 @@ func TestTheErrorOfAnUnreachableServerHasItsTarget(t *testing.T) {
 		listener.Addr().String(): "connection refused",
 		"nowhere.invalid:50051":  "no such host",
 	} {
-		_, err = open(t, target).AllocateRange(t.Context(), "orders", 1)
-		is(t, err, ErrServerUnreachable)
-		if !strings.Contains(err.Error(), target+": ") || !strings.Contains(err.Error(), text) {
-			t.Error(err)
+		e := is(t, errOf(open(t, target).AllocateRange(t.Context(), "orders", 1)), ErrServerUnreachable)
+		if !strings.HasPrefix(e.Message, target+": ") || !strings.Contains(e.Message, text) {
+			t.Error(e)
 		}
 	}
 }
 
 func TestAnExistingConnectionStaysOpen(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	conn := service.start(t).servers.all[0].ClientConnInterface.(*grpc.ClientConn)
 	client := NewFromConn(conn, WithTimeout(time.Minute))
 	if ids, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 1 {
@@ -665,15 +625,10 @@ func TestAnExistingConnectionStaysOpen(t *testing.T) {
 	service.fail = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
 	var group sync.WaitGroup
 	group.Go(func() {
-		_, err := client.AllocateRange(t.Context(), "orders", 1)
-		if !errors.Is(err, ErrClosed) {
-			t.Errorf("got %v", err)
-		}
+		is(t, errOf(client.AllocateRange(t.Context(), "orders", 1)), ErrClosed)
 	})
 	group.Go(func() {
-		if _, err := drain(client.StreamRanges(t.Context(), "orders", 1, 1)); !errors.Is(err, ErrClosed) {
-			t.Errorf("got %v", err)
-		}
+		is(t, errOf(drain(client.StreamRanges(t.Context(), "orders", 1, 1))), ErrClosed)
 	})
 	awaitCall(t, service, 3)
 	client.Close()
@@ -772,59 +727,45 @@ func silent(calls ...int) func(context.Context, int) error {
 
 func TestASilentStreamIsOpenedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		service := newService()
-		service.fail = silent(2, 4, 5)
+		service := newService(silent(2, 4, 5))
 		stream := service.start(t, WithTimeout(10*time.Minute)).AllocateStream()
-		allocate := func(seconds time.Duration) error {
+		took := func(seconds time.Duration, call func()) {
 			before := time.Now()
-			_, err := stream.AllocateRange(t.Context(), "orders", 1)
+			call()
 			if passed := time.Since(before).Truncate(time.Second); passed != seconds*time.Second {
-				t.Errorf("%v after %v, expected %d s", err, passed, seconds)
-			}
-			return err
-		}
-		for _, seconds := range []time.Duration{0, 60} {
-			if err := allocate(seconds); err != nil {
-				t.Error(err)
+				t.Errorf("%v passed, expected %d s", passed, seconds)
 			}
 		}
+		took(0, func() { allocate(t, stream) })
+		took(60, func() { allocate(t, stream) })
 		time.Sleep(time.Hour) // idle is not silent
-		err := allocate(120)
-		if is(t, err, ErrDeadlineExceeded); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v is not the context's error", err)
-		}
+		took(120, func() {
+			e := is(t, errOf(stream.AllocateRange(t.Context(), "orders", 1)), ErrDeadlineExceeded)
+			is(t, e, context.DeadlineExceeded)
+		})
 	})
 }
 
 func TestASilentStreamIsLeftAlsoByCallersThatWaitForLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		service := newService()
-		service.fail = silent(2)
+		service := newService(silent(2))
 		stream := service.start(t).AllocateStream() // 5 s each
-		if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
-			t.Error(err)
-		}
+		allocate(t, stream)
 		for range 12 {
-			_, err := stream.AllocateRange(t.Context(), "orders", 1)
-			is(t, err, ErrDeadlineExceeded)
+			is(t, errOf(stream.AllocateRange(t.Context(), "orders", 1)), ErrDeadlineExceeded)
 		}
-		if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
-			t.Error(err)
-		}
+		allocate(t, stream)
 	})
 }
 
 func TestASlowStreamIsNotOpenedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		service := newService()
-		service.fail = func(context.Context, int) error { time.Sleep(40 * time.Second); return nil }
+		service := newService(func(context.Context, int) error { time.Sleep(40 * time.Second); return nil })
 		stream := service.start(t, WithTimeout(10*time.Minute)).AllocateStream()
 		var group sync.WaitGroup
 		for range 5 {
 			group.Go(func() {
-				if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
-					t.Error(err)
-				}
+				allocate(t, stream)
 			})
 		}
 		group.Wait()
@@ -847,7 +788,7 @@ func newRotation(t *testing.T) *rotation {
 	return r
 }
 
-func (r *rotation) write(token string) { os.WriteFile(r.path, []byte(token), 0o600) }
+func (r *rotation) write(token string) { os.WriteFile(r.path, []byte(token+"\n"), 0o600) }
 
 // rotate replaces the token in the file, and of the server.
 func (r *rotation) rotate(token string) {
@@ -865,21 +806,16 @@ func (r *rotation) check(ctx context.Context) error {
 func TestCallsInFlightSurviveARotation(t *testing.T) {
 	const callers = 64
 	token, release := newRotation(t), make(chan struct{})
-	service := newService()
-	service.fail = func(ctx context.Context, _ int) error { <-release; return token.check(ctx) }
+	service := newService(func(ctx context.Context, _ int) error { <-release; return token.check(ctx) })
 	client := service.start(t, WithTokenFile(token.path), WithTimeout(time.Minute))
 	stream := client.AllocateStream()
 	var group sync.WaitGroup
 	for range callers {
 		group.Go(func() {
-			if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
-				t.Error(err)
-			}
+			allocate(t, stream)
 		})
 		group.Go(func() {
-			if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil {
-				t.Error(err)
-			}
+			allocate(t, client)
 		})
 		group.Go(func() {
 			if _, err := drain(client.StreamRanges(t.Context(), "orders", 2, 1)); err != nil {
@@ -895,14 +831,11 @@ func TestCallsInFlightSurviveARotation(t *testing.T) {
 
 func TestAnOpenStreamSurvivesRotations(t *testing.T) {
 	token := newRotation(t)
-	service := newService()
-	service.fail = func(ctx context.Context, _ int) error { return token.check(ctx) }
+	service := newService(func(ctx context.Context, _ int) error { return token.check(ctx) })
 	client := service.start(t, WithTokenFile(token.path))
 	stream := client.AllocateStream()
 	for _, next := range []string{"second", "third", "fourth"} {
-		if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
-			t.Error(err)
-		}
+		allocate(t, stream)
 		for _, err := range client.StreamRanges(t.Context(), "events", 2, 1) {
 			if err != nil {
 				t.Error(err)
@@ -915,14 +848,11 @@ func TestAnOpenStreamSurvivesRotations(t *testing.T) {
 func TestARejectedTokenIsSentOnce(t *testing.T) {
 	token := newRotation(t)
 	token.accepted.Store("other")
-	service := newService()
-	service.fail = func(ctx context.Context, _ int) error { return token.check(ctx) }
+	service := newService(func(ctx context.Context, _ int) error { return token.check(ctx) })
 	for name, option := range map[string]Option{"file": WithTokenFile(token.path), "value": WithToken("first")} {
 		before := service.count()
-		_, err := service.start(t, option).AllocateRange(t.Context(), "orders", 1)
-		is(t, err, ErrUnauthenticated)
-		_, err = service.start(t, option).AllocateStream().AllocateRange(t.Context(), "orders", 1)
-		is(t, err, ErrUnauthenticated)
+		is(t, errOf(service.start(t, option).AllocateRange(t.Context(), "orders", 1)), ErrUnauthenticated)
+		is(t, errOf(service.start(t, option).AllocateStream().AllocateRange(t.Context(), "orders", 1)), ErrUnauthenticated)
 		if calls := service.count() - before; calls != 2 {
 			t.Errorf("%s: %d calls", name, calls)
 		}
@@ -951,15 +881,15 @@ func TestAnUnreadableTokenFileIsReadOnceASecond(t *testing.T) {
 }
 
 func TestACallThatAStoppingServerCancelsMayBeRepeated(t *testing.T) {
-	service := newService()
-	service.fail = func(context.Context, int) error { return status.Error(codes.Canceled, "the server stops") }
+	service := newService(failingFrom(status.Error(codes.Canceled, "the server stops"), 1))
 	client := service.start(t)
-	_, unary := client.AllocateRange(t.Context(), "orders", 1)
-	_, shared := client.AllocateStream().AllocateRange(t.Context(), "orders", 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, stream := drain(client.StreamRanges(ctx, "orders", 1, 1))
-	for _, err := range []error{unary, shared, stream} {
+	for _, err := range []error{
+		errOf(drain(client.StreamRanges(ctx, "orders", 1, 1))),
+		errOf(client.AllocateRange(t.Context(), "orders", 1)),
+		errOf(client.AllocateStream().AllocateRange(t.Context(), "orders", 1)),
+	} {
 		if e := is(t, err, ErrServerUnreachable); !e.Retryable() || errors.Is(err, ErrCancelled) {
 			t.Errorf("got %v", err)
 		}
@@ -968,14 +898,13 @@ func TestACallThatAStoppingServerCancelsMayBeRepeated(t *testing.T) {
 
 func TestAPoolsRequestIsLimitedWithoutATimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		service := newService()
-		service.fail = silent(1, 3)
+		service := newService(silent(1, 3))
 		pool := service.start(t, WithTimeout(0)).Pool("orders")
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		before := time.Now()
 		for range 2 {
-			if _, err := pool.Next(ctx); err != nil {
+			if err := errOf(pool.Next(ctx)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -1001,11 +930,9 @@ func TestAnAnswerIsPreferredToTheEndOfTheContext(t *testing.T) {
 
 func TestAHostThatIsGoneIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		service := newService()
+		service := newService(nil)
 		client := service.start(t, WithTimeout(10*time.Minute))
-		if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil {
-			t.Fatal(err)
-		}
+		allocate(t, client)
 		service.conns[0].isGone.Store(true)
 		before := time.Now()
 		_, err := client.AllocateRange(t.Context(), "orders", 1)

@@ -24,12 +24,12 @@ type fakeServer struct {
 	ttl     time.Duration
 	latency time.Duration
 	sizes   []int64
-	failing func(call int, count int64) error // calls are numbered from 1
+	failing func(ctx context.Context, call int) error // calls are numbered from 1
 	changed func(*idallocv1.AllocateRangeResponse)
 }
 
-func newFakeServer() *fakeServer {
-	return &fakeServer{next: 1, step: 1, ttl: 180 * time.Second}
+func newFakeServer(failing func(context.Context, int) error) *fakeServer {
+	return &fakeServer{failing: failing, next: 1, step: 1, ttl: 180 * time.Second}
 }
 
 func (s *fakeServer) allocate(ctx context.Context, count int64) (Range, error) {
@@ -47,7 +47,7 @@ func (s *fakeServer) allocate(ctx context.Context, count int64) (Range, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failing != nil {
-		if err := s.failing(call, count); err != nil {
+		if err := s.failing(ctx, call); err != nil {
 			return Range{}, err
 		}
 	}
@@ -91,6 +91,9 @@ func failure(code codes.Code, reason string, metadata map[string]string, more ..
 	}
 	return st.Err()
 }
+
+// storeUnavailable is an error that a later call may not have.
+var storeUnavailable = failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
 
 func quotaExceeded(delay time.Duration) error {
 	return failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", nil, &errdetails.RetryInfo{RetryDelay: durationpb.New(delay)})

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"google.golang.org/grpc/codes"
 )
 
 func TestAHungServerCostsLessThanTwoSeconds(t *testing.T) {
@@ -30,7 +28,7 @@ func TestAHungServerCostsLessThanTwoSeconds(t *testing.T) {
 
 // survive takes ids while one of the servers hangs for 3 s.
 func survive(t *testing.T, shape string, ips []string, late *atomic.Int64) {
-	service, port := newService(), "0"
+	service, port := newService(nil), "0"
 	service.ttl = 200 * time.Millisecond
 	var list []string
 	for _, ip := range ips {
@@ -86,8 +84,7 @@ func survive(t *testing.T, shape string, ips []string, late *atomic.Int64) {
 
 func TestASlowStoreGetsEachCallOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		service := newService()
-		service.fail = func(context.Context, int) error { time.Sleep(1500 * time.Millisecond); return nil }
+		service := newService(func(context.Context, int) error { time.Sleep(1500 * time.Millisecond); return nil })
 		client := service.start(t)
 		for range 20 {
 			client.AllocateRange(t.Context(), "orders", 1, WithRequestID(NewRequestID()))
@@ -99,8 +96,7 @@ func TestASlowStoreGetsEachCallOnce(t *testing.T) {
 }
 
 func TestEachCallerOfAPoolWaitsForItsOwnTime(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(int, int64) error { return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil) }
+	server := newFakeServer(failingFrom(storeUnavailable, 1))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		var callers sync.WaitGroup
 		for i := range 8 {

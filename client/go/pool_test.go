@@ -37,7 +37,7 @@ func equal(t *testing.T, what string, got, want []int64) {
 }
 
 func TestFastUseDoublesRanges(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		for want := range int64(5_000_000) {
 			if id, err := p.Next(t.Context()); err != nil || id != want+1 {
@@ -53,7 +53,7 @@ func TestFastUseDoublesRanges(t *testing.T) {
 }
 
 func TestSlowUseKeepsSize(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		for range 20 {
 			draw(t, p, 1)
@@ -66,7 +66,7 @@ func TestSlowUseKeepsSize(t *testing.T) {
 }
 
 func TestSecondHalfPrefetches(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		draw(t, p, 7) // the ranges 1, 2..3, 4..7
 		synctest.Wait()
@@ -88,7 +88,7 @@ func TestSecondHalfPrefetches(t *testing.T) {
 }
 
 func TestExpiredIdsAreDropped(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
 		draw(t, p, 9) // of 8..15
 		synctest.Wait()
@@ -102,7 +102,7 @@ func TestExpiredIdsAreDropped(t *testing.T) {
 }
 
 func TestExpiredPrefetchIsDropped(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
 		draw(t, p, 3) // 4..7 is prefetched
 		synctest.Wait()
@@ -112,7 +112,7 @@ func TestExpiredPrefetchIsDropped(t *testing.T) {
 }
 
 func TestIdsLiveUntilTheirDeadline(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.latency = 5 * time.Second // the ttl counts from before the request
 	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
 		draw(t, p, 3)
@@ -127,12 +127,10 @@ func TestIdsLiveUntilTheirDeadline(t *testing.T) {
 }
 
 func TestLateRangesAreAnError(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.ttl, server.latency = time.Second, time.Second
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
-		if _, err := p.Next(t.Context()); !errors.Is(err, ErrExpiredOnArrival) {
-			t.Fatalf("got %v", err)
-		}
+		is(t, errOf(p.Next(t.Context())), ErrExpiredOnArrival)
 		equal(t, "sizes", server.requested(), []int64{1, 1, 1})
 		server.latency = 0
 		equal(t, "ids afterwards", draw(t, p, 1), []int64{4})
@@ -140,7 +138,7 @@ func TestLateRangesAreAnError(t *testing.T) {
 }
 
 func TestJumpDuringRequest(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.latency = time.Second
 	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
 		time.AfterFunc(500*time.Millisecond, func() { clock.jump(time.Hour) })
@@ -149,32 +147,15 @@ func TestJumpDuringRequest(t *testing.T) {
 }
 
 func TestErrorsGoToTheCaller(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(call int, _ int64) error {
-		if call == 1 {
-			return failure(codes.PermissionDenied, "PERMISSION_DENIED", nil)
-		}
-		return nil
-	}
+	server := newFakeServer(failing(failure(codes.PermissionDenied, "PERMISSION_DENIED", nil), 1))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
-		if _, err := p.Next(t.Context()); !errors.Is(err, ErrPermissionDenied) {
-			t.Fatalf("got %v", err)
-		}
+		is(t, errOf(p.Next(t.Context())), ErrPermissionDenied)
 		equal(t, "ids afterwards", draw(t, p, 3), []int64{1, 2, 3})
 	})
 }
 
-// The server is lost after it has answered three calls.
-func lost(call int, _ int64) error {
-	if call > 3 {
-		return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
-	}
-	return nil
-}
-
 func TestAnOutageIsOutlastedForTenSeconds(t *testing.T) {
-	server := newFakeServer()
-	server.failing = lost
+	server := newFakeServer(failingFrom(storeUnavailable, 4))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		draw(t, p, 7)
 		before := time.Now()
@@ -186,8 +167,7 @@ func TestAnOutageIsOutlastedForTenSeconds(t *testing.T) {
 }
 
 func TestAnOutageIsOutlastedWithinTheContext(t *testing.T) {
-	server := newFakeServer()
-	server.failing = lost
+	server := newFakeServer(failingFrom(storeUnavailable, 4))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		draw(t, p, 7)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -199,22 +179,14 @@ func TestAnOutageIsOutlastedWithinTheContext(t *testing.T) {
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if _, err := p.Next(ctx); !errors.Is(err, ErrStoreUnavailable) {
-			t.Errorf("got %v", err)
-		}
+		is(t, errOf(p.Next(ctx)), ErrStoreUnavailable)
 		server.failing = nil
 		equal(t, "ids afterwards", draw(t, p, 1), []int64{8})
 	})
 }
 
 func TestFailedPrefetchIsAskedAgain(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(call int, _ int64) error {
-		if call == 3 || call == 5 {
-			return failure(codes.Unavailable, "SERVER_DRAINING", nil)
-		}
-		return nil
-	}
+	server := newFakeServer(failing(failure(codes.Unavailable, "SERVER_DRAINING", nil), 3, 5))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		ids := draw(t, p, 100)
 		if ids[0] != 1 || ids[99] != 100 {
@@ -224,13 +196,7 @@ func TestFailedPrefetchIsAskedAgain(t *testing.T) {
 }
 
 func TestQuotaIsWaitedFor(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(call int, _ int64) error {
-		if call <= 2 {
-			return quotaExceeded(3 * time.Second)
-		}
-		return nil
-	}
+	server := newFakeServer(failing(quotaExceeded(3*time.Second), 1, 2))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		before := time.Now()
 		draw(t, p, 1)
@@ -241,8 +207,7 @@ func TestQuotaIsWaitedFor(t *testing.T) {
 }
 
 func TestQuotaBeyondTheDeadlineIsAnError(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(int, int64) error { return quotaExceeded(time.Hour) }
+	server := newFakeServer(failingFrom(quotaExceeded(time.Hour), 1))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -255,9 +220,9 @@ func TestQuotaBeyondTheDeadlineIsAnError(t *testing.T) {
 }
 
 func TestSizeFollowsTheServersLimit(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(_ int, count int64) error {
-		if count > 10 {
+	server := newFakeServer(nil)
+	server.failing = func(_ context.Context, call int) error {
+		if server.sizes[call-1] > 10 {
 			return failure(codes.InvalidArgument, "INVALID_REQUEST", map[string]string{"field": "id_count"})
 		}
 		return nil
@@ -269,10 +234,11 @@ func TestSizeFollowsTheServersLimit(t *testing.T) {
 }
 
 func TestLastIdsOfASequence(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.next = math.MaxInt64 - 1 - 99
 	left := int64(100)
-	server.failing = func(_ int, count int64) error {
+	server.failing = func(_ context.Context, call int) error {
+		count := server.sizes[call-1]
 		if count > left {
 			metadata := map[string]string{"largest_range": strconv.FormatInt(left, 10)}
 			return failure(codes.OutOfRange, "SEQUENCE_EXHAUSTED", metadata)
@@ -284,28 +250,24 @@ func TestLastIdsOfASequence(t *testing.T) {
 		if ids := draw(t, p, 100); ids[99] != math.MaxInt64-1 {
 			t.Errorf("the last id is %d", ids[99])
 		}
-		if _, err := p.Next(t.Context()); !errors.Is(err, Reason("SEQUENCE_EXHAUSTED")) {
-			t.Errorf("got %v", err)
-		}
+		is(t, errOf(p.Next(t.Context())), ErrSequenceExhausted)
 	})
 }
 
 func TestCancelledCallerLeavesTheRange(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.latency = time.Second
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		if _, err := p.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("got %v", err)
-		}
+		is(t, errOf(p.Next(ctx)), context.DeadlineExceeded)
 		equal(t, "ids of the next caller", draw(t, p, 1), []int64{1})
 	})
 }
 
 func TestDownwardsAndBeyondDoubles(t *testing.T) {
 	for _, first := range []int64{1<<53 + 1, -(1 << 62) + 3*999, 4} {
-		server := newFakeServer()
+		server := newFakeServer(nil)
 		server.next, server.step = first, -3
 		virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 			for i, id := range draw(t, p, 1000) {
@@ -327,7 +289,7 @@ func TestInvalidRepliesAreRejected(t *testing.T) {
 		"endless":    func(r *idallocv1.AllocateRangeResponse) { r.Ttl.Seconds = math.MaxInt64 / 1_000_000_000 },
 		"period":     func(r *idallocv1.AllocateRangeResponse) { r.Period = "2026" },
 	} {
-		server := newFakeServer()
+		server := newFakeServer(nil)
 		server.changed = change
 		virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 			if id, err := p.Next(t.Context()); err == nil {
@@ -364,25 +326,22 @@ func TestAPoolRefusesAnIDOfARecentRange(t *testing.T) {
 }
 
 func TestACallerGetsTheErrorOfARefusedRange(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.changed = func(reply *idallocv1.AllocateRangeResponse) { server.next = reply.GetRange().GetFirstId() }
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		equal(t, "ids", draw(t, p, 1), []int64{1})
-		_, err := p.Next(t.Context())
-		is(t, err, ErrInvalidReply)
+		is(t, errOf(p.Next(t.Context())), ErrInvalidReply)
 	})
 }
 
 func TestCloseEndsWaitingCallers(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.latency = time.Hour
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		var callers sync.WaitGroup
 		for range 10 {
 			callers.Go(func() {
-				if _, err := p.Next(t.Context()); !errors.Is(err, ErrClosed) {
-					t.Errorf("got %v", err)
-				}
+				is(t, errOf(p.Next(t.Context())), ErrClosed)
 			})
 		}
 		synctest.Wait()
@@ -392,23 +351,21 @@ func TestCloseEndsWaitingCallers(t *testing.T) {
 }
 
 func TestCloseDropsIds(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		draw(t, p, 5)
 		p.Close()
-		if id, err := p.Next(t.Context()); !errors.Is(err, ErrClosed) {
-			t.Errorf("got %d, %v", id, err)
-		}
+		is(t, errOf(p.Next(t.Context())), ErrClosed)
 	})
 }
 
 // In real time, with the race detector: every id once, whatever else happens.
 func TestManyCallersGetEachIdOnce(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	server.ttl = time.Second
-	server.failing = func(call int, _ int64) error {
+	server.failing = func(_ context.Context, call int) error {
 		if call%7 == 0 {
-			return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
+			return storeUnavailable
 		}
 		return nil
 	}
@@ -433,11 +390,7 @@ func TestManyCallersGetEachIdOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	all := slices.Concat(got...)
-	slices.Sort(all)
-	if distinct := len(slices.Compact(all)); distinct != callers*each {
-		t.Errorf("%d distinct ids of %d", distinct, callers*each)
-	}
+	unique(t, slices.Concat(got...), callers*each)
 }
 
 func TestFurtherOfTwoClocks(t *testing.T) {
@@ -487,7 +440,7 @@ func TestEitherClockExpiresIds(t *testing.T) {
 		"wall clock is set back":  func(monotonic, wall *time.Duration, by time.Duration) { *monotonic += by; *wall -= time.Hour },
 		"wall clock stands still": func(monotonic, _ *time.Duration, by time.Duration) { *monotonic += by },
 	} {
-		server := newFakeServer()
+		server := newFakeServer(nil)
 		virtual(t, server, func(t *testing.T, _ *Pool, _ *jumpingClock) {
 			var monotonic, wall time.Duration
 			clock := furtherOf(func() time.Duration { return monotonic }, func() time.Duration { return wall })
@@ -514,7 +467,7 @@ func TestBootClockAdvances(t *testing.T) {
 }
 
 func BenchmarkNext(b *testing.B) {
-	p := newPool("orders", newFakeServer().allocate, bootClock())
+	p := newPool("orders", newFakeServer(nil).allocate, bootClock())
 	defer p.Close()
 	ctx := b.Context()
 	for b.Loop() {
@@ -525,7 +478,7 @@ func BenchmarkNext(b *testing.B) {
 }
 
 func BenchmarkNextIn64Goroutines(b *testing.B) {
-	p := newPool("orders", newFakeServer().allocate, bootClock())
+	p := newPool("orders", newFakeServer(nil).allocate, bootClock())
 	defer p.Close()
 	ctx := b.Context()
 	b.SetParallelism(64 / runtime.GOMAXPROCS(0))
@@ -539,9 +492,9 @@ func BenchmarkNextIn64Goroutines(b *testing.B) {
 }
 
 // awayFor rejects all requests from the first call of begin on, for some time.
-func awayFor(limit time.Duration, err error) (failing func(int, int64) error, begin func(), rejected func() int) {
+func awayFor(limit time.Duration, err error) (failing func(context.Context, int) error, begin func(), rejected func() int) {
 	var until, count atomic.Int64
-	failing = func(int, int64) error {
+	failing = func(context.Context, int) error {
 		if time.Now().UnixNano() < until.Load() {
 			count.Add(1)
 			return err
@@ -555,9 +508,9 @@ func awayFor(limit time.Duration, err error) (failing func(int, int64) error, be
 func TestWaitingCallersShareTheirRequests(t *testing.T) {
 	for name, away := range map[string]error{
 		"quota":  quotaExceeded(3 * time.Second),
-		"outage": failure(codes.Unavailable, "STORE_UNAVAILABLE", nil),
+		"outage": storeUnavailable,
 	} {
-		server := newFakeServer()
+		server := newFakeServer(nil)
 		virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 			failing, begin, rejected := awayFor(6*time.Second, away)
 			server.failing = failing
@@ -577,7 +530,7 @@ func TestWaitingCallersShareTheirRequests(t *testing.T) {
 }
 
 func TestARequestWaitsAlsoForLaterCallers(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		failing, begin, rejected := awayFor(time.Minute, quotaExceeded(10*time.Second))
 		server.failing = failing
@@ -601,9 +554,9 @@ func TestARequestWaitsAlsoForLaterCallers(t *testing.T) {
 }
 
 func TestAFailedPrefetchIsRepeatedWithinItsRange(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
-		failing, begin, rejected := awayFor(30*time.Second, failure(codes.Unavailable, "STORE_UNAVAILABLE", nil))
+		failing, begin, rejected := awayFor(30*time.Second, storeUnavailable)
 		server.failing = failing
 		draw(t, p, 255+64) // of 256..511
 		synctest.Wait()
@@ -624,13 +577,7 @@ func TestAFailedPrefetchIsRepeatedWithinItsRange(t *testing.T) {
 }
 
 func TestAPrefetchThatCannotSucceedIsNotRepeated(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(call int, _ int64) error {
-		if call > 9 {
-			return failure(codes.PermissionDenied, "PERMISSION_DENIED", nil)
-		}
-		return nil
-	}
+	server := newFakeServer(failingFrom(failure(codes.PermissionDenied, "PERMISSION_DENIED", nil), 10))
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		for range 511 {
 			draw(t, p, 1)
@@ -643,7 +590,7 @@ func TestAPrefetchThatCannotSucceedIsNotRepeated(t *testing.T) {
 }
 
 func TestAnIdAtHandIsReturnedAfterTheContext(t *testing.T) {
-	server := newFakeServer()
+	server := newFakeServer(nil)
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
 		draw(t, p, 7)
 		synctest.Wait() // 8..15 is prefetched
@@ -656,9 +603,9 @@ func TestAnIdAtHandIsReturnedAfterTheContext(t *testing.T) {
 }
 
 func TestAPrefetchBeyondTheLastIdIsRepeatedOnce(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(_ int, count int64) error {
-		if left := 100 - (server.next - 1); count > left {
+	server := newFakeServer(nil)
+	server.failing = func(_ context.Context, call int) error {
+		if left := 100 - (server.next - 1); server.sizes[call-1] > left {
 			return failure(codes.OutOfRange, "SEQUENCE_EXHAUSTED", map[string]string{"largest_range": strconv.FormatInt(left, 10)})
 		}
 		return nil

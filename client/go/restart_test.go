@@ -1,6 +1,7 @@
 package idalloc
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"iter"
@@ -127,9 +128,9 @@ func use(t *testing.T, pool *Pool) (stop func() []int64) {
 	}
 }
 
-// drain returns the ids of ranges, and their error.
-func drain(ranges iter.Seq2[Range, error]) (ids []int64, err error) {
-	for each, err := range ranges {
+// drain returns the ids of ranges or runs, and their error.
+func drain[ID any, Item interface{ All() iter.Seq[ID] }](items iter.Seq2[Item, error]) (ids []ID, err error) {
+	for each, err := range items {
 		if err != nil {
 			return ids, err
 		}
@@ -138,7 +139,7 @@ func drain(ranges iter.Seq2[Range, error]) (ids []int64, err error) {
 	return ids, nil
 }
 
-func unique(t *testing.T, ids []int64, atLeast int) {
+func unique[ID cmp.Ordered](t *testing.T, ids []ID, atLeast int) {
 	t.Helper()
 	taken := len(ids)
 	slices.Sort(ids)
@@ -169,7 +170,7 @@ func eventually(t *testing.T, isTrue func() bool) {
 }
 
 func TestAPoolOutlastsARollingRestartWithNewAddresses(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	service.ttl = 20 * time.Millisecond // many calls
 	first, address := service.replica(t, "127.0.0.2:0")
 	_, port, _ := net.SplitHostPort(address)
@@ -188,7 +189,7 @@ func TestAPoolOutlastsARollingRestartWithNewAddresses(t *testing.T) {
 }
 
 func TestAPoolUsesTheServerThatIsLeft(t *testing.T) {
-	service := newService()
+	service := newService(nil)
 	service.ttl = 20 * time.Millisecond
 	first, one := service.replica(t, "127.0.0.1:0")
 	second, other := service.replica(t, "127.0.0.1:0")

@@ -39,8 +39,8 @@ type service struct {
 	fail func(ctx context.Context, call int) error
 }
 
-func newService() *service {
-	return &service{ttl: 3 * time.Minute, next: map[string]int64{}, byID: map[string]*idallocv1.AllocateRangeResponse{}}
+func newService(fail func(context.Context, int) error) *service {
+	return &service{fail: fail, ttl: 3 * time.Minute, next: map[string]int64{}, byID: map[string]*idallocv1.AllocateRangeResponse{}}
 }
 
 // start serves in memory, and returns a client.

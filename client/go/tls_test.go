@@ -57,7 +57,7 @@ func replicaTLS(t *testing.T, service *service, settings func() *tls.Config) str
 }
 
 func TestATLSFailureSaysItsCause(t *testing.T) {
-	_, plain := newService().replica(t, "127.0.0.1:0")
+	_, plain := newService(nil).replica(t, "127.0.0.1:0")
 	good, settings := newCertificate(t, t.TempDir(), "127.0.0.1", time.Hour)
 	other, _ := newCertificate(t, t.TempDir(), "127.0.0.1", time.Hour)
 	expired, expiredSettings := newCertificate(t, t.TempDir(), "127.0.0.1", -time.Minute)
@@ -76,7 +76,7 @@ func TestATLSFailureSaysItsCause(t *testing.T) {
 		group.Go(func() {
 			target, option := plain, WithTLS(TLS{CAFile: wrong.caFile})
 			if wrong.settings != nil {
-				target = replicaTLS(t, newService(), func() *tls.Config { return wrong.settings })
+				target = replicaTLS(t, newService(nil), func() *tls.Config { return wrong.settings })
 			}
 			if wrong.caFile == "" {
 				option = WithTimeout(30 * time.Second)
@@ -119,7 +119,7 @@ func TestABadFileIsAnErrorOfNew(t *testing.T) {
 }
 
 func TestNewCertificatesAreForNewCalls(t *testing.T) {
-	folder, service, release := t.TempDir(), newService(), make(chan struct{})
+	folder, service, release := t.TempDir(), newService(nil), make(chan struct{})
 	var current atomic.Pointer[tls.Config]
 	files, settings := newCertificate(t, folder, "127.0.0.1", time.Hour)
 	current.Store(settings)
