@@ -29,9 +29,9 @@ export interface TlsOptions {
 /** A call that ended, or ids that were dropped, for metrics. */
 export interface CallReport {
   /**
-   * The name of the RPC, such as `AllocateRange`; `AllocateStream` for each request over such a stream. A unary call is
-   * reported once, with its retries. Each round of a pool's refill and each attempt of
-   * `streamRanges` and `streamDocIds` is one call.
+   * The name of the RPC, such as `AllocateRange`; `AllocateStream` for each request over such a
+   * stream. A unary call is reported once, with its retries. Each round of a pool's refill and each
+   * attempt of `streamRanges` and `streamDocIds` is one call.
    */
   readonly method: string;
   readonly durationMs: number;
@@ -135,11 +135,9 @@ export function checkTimeout(timeoutMs: number): number {
   return timeoutMs;
 }
 
-/** @internal Returns a token without characters that a header cannot have. */
-export function checkToken(token: string, failure: (problem: string) => Error): string {
-  // grpc-js would print a value that it refuses.
+/** @internal Refuses a token with characters that a header cannot have: grpc-js would print it. */
+export function checkToken(token: string, failure: (problem: string) => Error): void {
   if (!/^[!-~]+$/.test(token)) throw failure('must be ASCII characters without spaces, line breaks or Bearer');
-  return token;
 }
 
 /** @internal Returns grpc-js's options of a channel. */

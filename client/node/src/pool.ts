@@ -12,7 +12,7 @@ import { backoffMs } from './retries.js';
  */
 export type Allocate = (idCount: bigint, signal: AbortSignal) => Promise<IdRange>;
 
-/** Two clocks, in milliseconds. Neither alone counts all time: see `Part.hasExpired`. */
+/** Two clocks, in milliseconds. Neither alone counts all time: see `Lease.hasExpired`. */
 export interface Clock {
   /** A clock that cannot be set. Node's does not count the time while the machine is suspended. */
   monotonic(): number;
@@ -43,24 +43,26 @@ const MAX_RANGE_SIZE = 1_000_000;
 // How many ranges in a row that had expired on arrival are an error.
 const MAX_LATE_RANGES = 3;
 
-/** A half of a range. */
-class Part {
+/** A range in use. */
+class Lease {
+  /** The next range is requested when fewer ids than these are left. */
+  prefetchBelow: number;
+
   constructor(
-    /** Identifies the range: both of its halves have the same. */
-    readonly range: object,
     private nextId: bigint,
     private readonly step: bigint,
     public left: number,
-    private readonly monotonicDeadline: number,
-    private readonly wallDeadline: number,
-  ) {}
+    private readonly deadline: { readonly monotonic: number; readonly wall: number },
+  ) {
+    this.prefetchBelow = Math.ceil(left / 2);
+  }
 
   /**
    * Whether either clock has advanced by the ttl since the range was requested. The monotonic clock covers a wall clock
    * that is set back, the wall clock covers a suspended machine.
    */
   hasExpired(clock: Clock): boolean {
-    return clock.monotonic() >= this.monotonicDeadline || clock.wall() >= this.wallDeadline;
+    return clock.monotonic() >= this.deadline.monotonic || clock.wall() >= this.deadline.wall;
   }
 
   take(): bigint {
@@ -71,19 +73,15 @@ class Part {
   }
 }
 
-const EMPTY = new Part({}, 0n, 1n, 0, Infinity, Infinity);
+const EMPTY = new Lease(0n, 1n, 0, { monotonic: Infinity, wall: Infinity });
 
 /** A request under way. */
 interface Pending {
   /** Resolves to the error that callers must get; to undefined if they shall look again. It never rejects. */
   readonly done: Promise<unknown>;
   readonly end: (error?: unknown) => void;
-}
-
-/** The time during which no caller requests a range: a quota is used up, or no server answers. */
-interface Pause extends Pending {
-  readonly until: number;
-  readonly error: IdallocError;
+  /** Until when it waits after an error: a quota is used up, or no server answers. */
+  readonly pause?: { readonly until: number; readonly error: IdallocError };
 }
 
 /**
@@ -98,7 +96,7 @@ interface Pause extends Pending {
  */
 export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   #current = EMPTY;
-  #parts: Part[] = [];
+  #next: Lease | undefined; // the prefetched range
   #known: IdRange[] = []; // the last 8
   // When the first id of the current range was taken.
   #started: number | undefined;
@@ -111,7 +109,6 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   // The error of the last request; undefined after a range.
   #failure: unknown;
   #pending: Pending | undefined;
-  #pause: Pause | undefined;
   readonly #closing = new AbortController();
 
   readonly #allocate: Allocate;
@@ -158,11 +155,12 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
    */
   tryNext(): bigint | undefined {
     do {
-      const part = this.#current;
-      if (part.left > 0) {
-        const id = part.take();
+      const lease = this.#current;
+      if (lease.left > 0) {
+        const id = lease.take();
+        if (lease.left < lease.prefetchBelow) this.#prefetch(lease);
         // Checked last: a process that was paused above must not return an id that expired meanwhile.
-        if (!part.hasExpired(this.#clock)) return id;
+        if (!lease.hasExpired(this.#clock)) return id;
       }
     } while (this.#advance());
     return undefined;
@@ -189,10 +187,9 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   /** Closes the pool: drops the ids at hand, and ends the calls that wait with CLOSED. */
   close(): void {
     this.#current = EMPTY;
-    this.#parts = [];
+    this.#next = undefined;
     this.#closing.abort(closed('pool'));
     this.#pending?.end();
-    this.#pause?.end();
   }
 
   /** @internal Is aborted by `close`. */
@@ -203,8 +200,8 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   async #waitForNext({ timeoutMs = DEFAULT_TIMEOUT_MS, signal }: NextOptions): Promise<bigint> {
     const deadline = this.#clock.monotonic() + timeoutMs;
     for (;;) {
-      if (this.#pause !== undefined && this.#pause.until >= deadline) throw this.#pause.error;
-      const { done } = this.#pause ?? this.#pending ?? this.#request(true);
+      const { done, pause } = this.#pending ?? this.#request(true);
+      if (pause !== undefined && pause.until >= deadline) throw pause.error;
       const error = await within(done, deadline - this.#clock.monotonic(), abortOf(signal));
       if (error === TIMED_OUT) throw this.#failure ?? late(`no id arrived within ${timeoutMs} ms`);
       if (error !== undefined) throw error;
@@ -214,28 +211,31 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     }
   }
 
-  /** Makes the next part current. Returns false if none is left, or all have expired. */
+  /** Makes the next range current. Returns false if there is none, or if it has expired. */
   #advance(): boolean {
     this.#closing.signal.throwIfAborted();
-    const used = this.#current;
-    if (used.hasExpired(this.#clock)) this.#reduceDemand();
-    else if (this.#started !== undefined && this.#parts[0]?.range !== used.range) this.#inDemand = true;
+    if (this.#current.hasExpired(this.#clock)) this.#reduceDemand();
+    else if (this.#started !== undefined) this.#inDemand = true;
+    const next = this.#next;
     this.#current = EMPTY;
-    for (let part = this.#parts.shift(); part !== undefined; part = this.#parts.shift()) {
-      const isNewRange = part.range !== used.range;
-      if (!part.hasExpired(this.#clock)) {
-        if (isNewRange) {
-          this.#started = this.#clock.monotonic();
-          this.#lateRanges = 0;
-        }
-        this.#current = part;
-        if (this.#inDemand && this.#parts.length === 0 && this.#pending === undefined) this.#request(false);
-        return true;
-      }
-      if (isNewRange) this.#dropLateRange();
-    }
+    this.#next = undefined;
     this.#started = undefined;
-    return false;
+    if (next === undefined) return false;
+    if (next.hasExpired(this.#clock)) {
+      this.#countLateRange();
+      return false;
+    }
+    this.#current = next;
+    this.#started = this.#clock.monotonic();
+    this.#lateRanges = 0;
+    return true;
+  }
+
+  /** Requests the range after this one, if ranges are used up in time. */
+  #prefetch(lease: Lease): void {
+    lease.prefetchBelow = 0;
+    const isNeeded = this.#inDemand && this.#next === undefined && !lease.hasExpired(this.#clock);
+    if (isNeeded && this.#pending === undefined) this.#request(false);
   }
 
   /** Requests a range. The error of a prefetch, which no caller demanded, goes to no caller. */
@@ -254,8 +254,8 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   /** Prefetches later, since no server answered in time: the ids at hand may last until one does. */
   #prefetchLater(delayMs: number): void {
     const prefetch = () => {
-      const isNeeded = this.#parts.length === 0 && this.#current.left > 0 && !this.#closing.signal.aborted;
-      if (isNeeded && this.#pending === undefined && this.#pause === undefined) this.#request(false, true);
+      const isNeeded = this.#next === undefined && this.#current.left > 0 && !this.#closing.signal.aborted;
+      if (isNeeded && this.#pending === undefined) this.#request(false, true);
     };
     setTimeout(prefetch, delayMs).unref();
   }
@@ -276,22 +276,14 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
       this.#pending = undefined;
       this.#failures = 0;
       this.#failure = undefined;
-      if (!this.#closing.signal.aborted) this.#add(range, monotonic + range.ttlMs, wall + range.ttlMs);
+      const deadline = { monotonic: monotonic + range.ttlMs, wall: wall + range.ttlMs };
+      if (!this.#closing.signal.aborted) this.#next = new Lease(range.firstId, range.step, size, deadline);
       return undefined;
     } catch (error) {
       this.#pending = undefined;
       this.#failure = error;
       return this.#canRetry(error, size, isDemanded) || !isDemanded ? undefined : error;
     }
-  }
-
-  #add({ firstId, step, idCount }: IdRange, monotonicDeadline: number, wallDeadline: number): void {
-    const range = {};
-    const count = Number(idCount); // as many as requested
-    const half = Math.floor(count / 2);
-    if (half > 0) this.#parts.push(new Part(range, firstId, step, half, monotonicDeadline, wallDeadline));
-    const secondId = firstId + BigInt(half) * step;
-    this.#parts.push(new Part(range, secondId, step, count - half, monotonicDeadline, wallDeadline));
   }
 
   /** Adapts the size of the next range to an error. Returns whether the callers that wait shall request it. */
@@ -325,12 +317,12 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     const { done, end } = newPending();
     const resume = () => {
       clearTimeout(timer);
-      this.#pause = undefined;
+      this.#pending = undefined;
       end();
     };
     // The callers that wait have timers of their own, so this one need not keep the process alive.
     const timer = setTimeout(resume, Math.min(delay, MAX_TIMER_MS)).unref();
-    this.#pause = { until: this.#clock.monotonic() + delay, error, done, end: resume };
+    this.#pending = { done, end: resume, pause: { until: this.#clock.monotonic() + delay, error } };
   }
 
   /** Stops prefetching, and halves the size, because a range expired before it was used up. */
@@ -343,9 +335,7 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     this.#size = Math.max(1, Math.floor(this.#size / 2));
   }
 
-  #dropLateRange(): void {
-    this.#parts = [];
-    this.#started = undefined;
+  #countLateRange(): void {
     this.#reduceDemand();
     this.#lateRanges++;
     if (this.#lateRanges < MAX_LATE_RANGES) return;
