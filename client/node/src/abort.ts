@@ -28,23 +28,17 @@ export function abortOf(signal: AbortSignal | undefined): Ending {
 
 /** @internal Returns what `promise` resolves to, or TIMED_OUT after `ms`. Throws the reason of an ending. */
 export function within<T>(promise: Promise<T>, ms: number, ...endings: Ending[]): Promise<T | typeof TIMED_OUT> {
-  return new Promise((resolve, reject) => {
-    const finish = () => {
+  let finish!: () => void;
+  const found = new Promise<T | typeof TIMED_OUT>((resolve, reject) => {
+    // What arrived in time counts, also if this process was too busy to read it.
+    const end = () => setImmediate(resolve, TIMED_OUT);
+    const timer = setTimeout(end, Math.min(Math.max(ms, 0), MAX_TIMER_MS));
+    const forgets = endings.map((ending) => ending(reject));
+    finish = () => {
       clearTimeout(timer);
       for (const forget of forgets) forget();
     };
-    const succeed = (value: T | typeof TIMED_OUT) => {
-      finish();
-      resolve(value);
-    };
-    const fail = (reason: unknown) => {
-      finish();
-      reject(reason);
-    };
-    // What arrived in time counts, also if this process was too busy to read it.
-    const end = () => setImmediate(succeed, TIMED_OUT);
-    const timer = setTimeout(end, Math.min(Math.max(ms, 0), MAX_TIMER_MS));
-    const forgets = endings.map((ending) => ending(fail));
-    promise.then(succeed, fail);
+    promise.then(resolve, reject);
   });
+  return found.finally(finish);
 }

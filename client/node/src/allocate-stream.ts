@@ -113,16 +113,11 @@ export class AllocateStream implements AsyncDisposable {
     const request = build();
     const count = (request.allocateRange ?? request.generateDocId)!.idCount;
     checkTimeout(timeoutMs);
-    const started = performance.now();
-    try {
+    return this.#connection.reported(rpcs.allocateStream, async () => {
       const result = convert(await this.#exchange(request, timeoutMs, signal), count);
       if (result === undefined) throw invalidReply('the answer is of another kind than its request');
-      this.#connection.report(rpcs.allocateStream, started);
       return result;
-    } catch (error) {
-      this.#connection.report(rpcs.allocateStream, started, error);
-      throw error;
-    }
+    });
   }
 
   /** Sends a request until it has its answer, a lasting error, or no time left. */
@@ -267,8 +262,7 @@ export class AllocateStream implements AsyncDisposable {
     for (const pending of this.#waiting) pending.failure = error;
     let delay: number;
     try {
-      const hasNewToken = this.#connection.hasNewToken(error, open);
-      delay = hasNewToken ? 0 : this.#retries.delayMs(error, this.#connection.hasAnswered);
+      delay = this.#connection.delayMs(error, open, this.#retries);
     } catch (lasting) {
       this.#failAll(lasting);
       return;

@@ -25,7 +25,6 @@ import {
 } from './requests.js';
 import {
   type AllocateRangeResponse,
-  type AllocateRangeResult,
   DocIdView,
   GenerateUuidRequest,
   IdAllocatorServiceService as rpcs,
@@ -104,7 +103,11 @@ export class Client implements AsyncDisposable {
     if (results.length !== messages.length) {
       throw invalidReply(`results has ${results.length} items; expected ${messages.length}`);
     }
-    const converted = results.map((result, index) => toResult(result, messages[index]!.idCount));
+    const converted = results.map(({ response, error }, index) => {
+      if (response !== undefined) return toAllocatedRange(response, exactly(messages[index]!.idCount));
+      if (error === undefined || error.code === 0) throw invalidReply('results has an item with no range and no error');
+      return fromStatus(error);
+    });
     checkDisjoint(converted, messages);
     return converted;
   }
@@ -237,8 +240,7 @@ export class Client implements AsyncDisposable {
         }
         if (missing > 0n) throw invalidReply(`the stream ended with ${missing} ids missing`);
       } catch (error) {
-        if (this.#connection.hasNewToken(error, open)) continue;
-        await this.#connection.wait(retries.delayMs(error, this.#connection.hasAnswered), signal);
+        await this.#connection.wait(this.#connection.delayMs(error, open, retries), signal);
       }
     }
   }
@@ -260,12 +262,6 @@ function chunkOf(chunkIdCount: bigint, missing: bigint): Expected {
 
 function exactly(count: bigint, texts = false): Expected {
   return { least: count, most: count, texts };
-}
-
-function toResult({ response, error }: AllocateRangeResult, count: bigint): AllocatedRange | IdallocError {
-  if (response !== undefined) return toAllocatedRange(response, exactly(count));
-  if (error === undefined || error.code === 0) throw invalidReply('results has an item with no range and no error');
-  return fromStatus(error);
 }
 
 function toParsedId({ value, year, month, day, prefix, check }: ParseIdResponse): ParsedId {

@@ -12,6 +12,7 @@ import { type Server, Servers } from './servers.js';
 const DEFAULT_TIMEOUT_MS = 5000;
 const MIN_PATIENCE_MS = 500;
 const PROBE_MS = 250;
+const CANCELLED = { code: status.CANCELLED };
 const SUSPICIOUS = new Set(['SERVER_UNREACHABLE', 'SERVER_DRAINING']);
 
 /** Limits of one call. */
@@ -57,7 +58,6 @@ export class Connection {
   // They are called by `close`.
   readonly #endings = new Set<(reason: unknown) => void>();
   #latencyMs = 0; // smoothed
-  #hasAnswered = false;
   #isClosed = false;
 
   constructor(options: ConnectOptions) {
@@ -70,11 +70,6 @@ export class Connection {
       return new GrpcClient(address.target, this.#secrets.credentials, channelOptions(address, options));
     });
     this.timeoutMs = options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
-  }
-
-  /** Whether a server has ever answered. */
-  get hasAnswered(): boolean {
-    return this.#hasAnswered;
   }
 
   /** The ending by `close`. */
@@ -92,13 +87,18 @@ export class Connection {
     lateIds?: (reply: Reply) => bigint,
   ): Promise<Reply> {
     const deadline = Date.now() + checkTimeout(timeoutMs);
+    return this.reported(method, () => this.#repeat({ method, request, deadline, signal, lateIds }));
+  }
+
+  /** Makes a call, and reports it to the hook. */
+  async reported<Reply>(method: { readonly path: string }, call: () => Promise<Reply>): Promise<Reply> {
     const started = performance.now();
     try {
-      const reply = await this.#repeat({ method, request, deadline, signal, lateIds });
-      this.report(method, started);
+      const reply = await call();
+      this.#report(method, started);
       return reply;
     } catch (error) {
-      this.report(method, started, error);
+      this.#report(method, started, error);
       throw error;
     }
   }
@@ -121,27 +121,22 @@ export class Connection {
     call.on('error', () => {}); // after the last message that anyone reads
     const messages = (call as AsyncIterable<Reply>)[Symbol.asyncIterator]();
     let failure: unknown;
-    let isStalled = false;
-    const stall = () => {
-      isStalled = true;
-      call.cancel();
-    };
     try {
       for (;;) {
         // The time in which the caller uses a message does not count.
-        const timer = setTimeout(stall, MAX_STALL_MS);
-        const { value, done } = await messages.next().finally(() => clearTimeout(timer));
-        if (done) return;
-        this.#hasAnswered = true;
-        yield value;
+        const message = await within(messages.next(), MAX_STALL_MS);
+        if (message === TIMED_OUT) throw late(`no message arrived within ${MAX_STALL_MS} ms`);
+        if (message.done) return;
+        this.#servers.hasAnswered = true;
+        yield message.value;
       }
     } catch (error) {
-      failure = isStalled ? late(`no message arrived within ${MAX_STALL_MS} ms`) : this.#failure(error, open, signal);
+      failure = this.#failure(error, open, signal);
       throw failure;
     } finally {
       forget();
       call.cancel(); // where the caller stopped early
-      this.report(method, started, failure);
+      this.#report(method, started, failure);
     }
   }
 
@@ -164,7 +159,7 @@ export class Connection {
     };
     call.on('data', (reply: Reply) => {
       if (hasEnded) return;
-      this.#hasAnswered = true;
+      this.#servers.hasAnswered = true;
       onReply(reply);
     });
     call.on('error', end);
@@ -191,17 +186,19 @@ export class Connection {
     signal?.throwIfAborted();
     if (this.#isClosed) throw closed('client');
     if (this.#secrets.refresh()) this.#servers.renew();
-    return this.#openWith(retries.pick());
+    return this.#openWith(this.#servers.pick(retries.asked));
   }
 
   #openWith(server: Server): Open {
     return { server, rpc: server.rpc, metadata: this.#secrets.metadata };
   }
 
-  /** Whether a call that failed has another token now. */
-  hasNewToken(error: unknown, { metadata }: Open): boolean {
+  /** Returns the wait before the next attempt; none with another token. Throws an error that no attempt helps. */
+  delayMs(error: unknown, { metadata }: Open, retries: Retries): number {
     const isRejected = error instanceof IdallocError && error.code === status.UNAUTHENTICATED;
-    return isRejected && this.#secrets.hasChanged(metadata);
+    if (!isRejected || retries.hasNewToken || !this.#secrets.hasChanged(metadata)) return retries.delayMs(error);
+    retries.hasNewToken = true;
+    return 0;
   }
 
   /** Waits before a retry. */
@@ -212,7 +209,6 @@ export class Connection {
   async #repeat<Request, Reply>(call: Call<Request, Reply>): Promise<Reply> {
     const { deadline, signal, lateIds } = call;
     const retries = new Retries(this.#servers, deadline, lateIds && REFILL);
-    let isRejected = false; // for its token
     for (;;) {
       const open = this.open(retries, signal);
       const started = performance.now();
@@ -221,8 +217,7 @@ export class Connection {
         this.#latencyMs += 0.2 * (performance.now() - started - this.#latencyMs);
         return reply;
       } catch (error) {
-        if (!isRejected && this.hasNewToken(error, open)) isRejected = true;
-        else await this.wait(retries.delayMs(error, this.#hasAnswered), signal);
+        await this.wait(this.delayMs(error, open, retries), signal);
       }
     }
   }
@@ -245,7 +240,7 @@ export class Connection {
     const second = this.#send(call, this.#openWith(this.#servers.second(server, rpc, retries.asked)));
     let answer: Reply | undefined;
     const drop = (reply: Reply) => {
-      if (reply !== answer && call.lateIds) this.report(call.method, started, undefined, call.lateIds(reply));
+      if (reply !== answer && call.lateIds) this.#report(call.method, started, undefined, call.lateIds(reply));
     };
     try {
       answer = await firstAnswer([first, second]);
@@ -265,7 +260,7 @@ export class Connection {
           reject(this.#failure(error, open, signal));
           return;
         }
-        this.#hasAnswered = true;
+        this.#servers.hasAnswered = true;
         resolve(reply!);
       };
       const options = { deadline };
@@ -298,23 +293,18 @@ export class Connection {
   }
 
   /** Reports a call to the hook, or the ids of a late answer. */
-  report({ path }: { readonly path: string }, started: number, error?: unknown, dropped?: bigint): void {
-    if (this.#options.onCall === undefined) return;
-    const failed = error === undefined ? {} : { error: error instanceof IdallocError ? error : aborted(error) };
+  #report({ path }: { readonly path: string }, started: number, failure?: unknown, dropped?: bigint): void {
+    const { onCall } = this.#options;
+    if (onCall === undefined) return;
+    const aborted = () => new IdallocError('CANCELLED', 'the caller aborted the call', CANCELLED, { cause: failure });
     const report: CallReport = {
       method: path.slice(path.lastIndexOf('/') + 1),
       durationMs: performance.now() - started,
-      ...failed,
-      ...(dropped === undefined ? {} : { dropped }),
+      ...(failure !== undefined && { error: failure instanceof IdallocError ? failure : aborted() }),
+      ...(dropped !== undefined && { dropped }),
     };
-    try {
-      this.#options.onCall(report);
-    } catch (failure) {
-      // The call is not to fail for it, as its ids would be lost.
-      queueMicrotask(() => {
-        throw failure;
-      });
-    }
+    // The call is not to fail if the hook throws, as its ids would be lost.
+    queueMicrotask(() => onCall(report));
   }
 }
 
@@ -331,8 +321,4 @@ function firstAnswer<Reply>(attempts: Promise<Reply>[]): Promise<Reply> {
       throw errors.find((each) => !isRetryable(each)) ?? error;
     });
   });
-}
-
-function aborted(reason: unknown): IdallocError {
-  return new IdallocError('CANCELLED', 'the caller aborted the call', { code: status.CANCELLED }, { cause: reason });
 }

@@ -152,13 +152,8 @@ export function fromStatus({ code, message, details: anys }: Status, options?: E
   } catch {
     // As above.
   }
-  return new IdallocError(reason ?? reasonOf(code), message, details, options);
-}
-
-/** Returns the reason of an error without an ErrorInfo, as the other clients name it. */
-function reasonOf(code: status): string {
-  if (code === status.UNAVAILABLE) return 'SERVER_UNREACHABLE';
-  return status[code] ?? String(code);
+  reason ??= code === status.UNAVAILABLE ? 'SERVER_UNREACHABLE' : (status[code] ?? String(code));
+  return new IdallocError(reason, message, details, options);
 }
 
 function isServiceError(error: unknown): error is ServiceError {

@@ -53,6 +53,8 @@ export class Retries {
   readonly asked = new Set<Server>();
   /** Whether the call has sent its second attempt. */
   hasSecond = false;
+  /** Whether it has sent another token since its last progress. */
+  hasNewToken = false;
   #failures = 0;
   #failedAt = 0; // first
   #last: IdallocError | undefined;
@@ -67,20 +69,13 @@ export class Retries {
   /** Forgets the failures: a message arrived, or no caller waits. */
   reset(): void {
     this.#failures = 0;
-  }
-
-  /** Returns the server of the next attempt. */
-  pick(): Server {
-    if (!this.servers.hasUsable(this.asked)) this.asked.clear();
-    const server = this.servers.pick(this.asked);
-    this.asked.add(server);
-    return server;
+    this.hasNewToken = false;
   }
 
   /** Returns the wait before the next attempt. Throws the error if it cannot help or come in time. */
-  delayMs(error: unknown, hasAnswered: boolean): number {
+  delayMs(error: unknown): number {
     if (!(error instanceof IdallocError)) throw error;
-    const delay = this.#delayMs(error, hasAnswered);
+    const delay = this.#delayMs(error);
     if (delay === undefined || Date.now() + delay >= this.deadline) {
       // grpc-js ended the attempt at the deadline.
       throw error.reason === 'DEADLINE_EXCEEDED' && this.#last ? late(error.message, this.#last) : error;
@@ -89,7 +84,7 @@ export class Retries {
     return delay;
   }
 
-  #delayMs(error: IdallocError, hasAnswered: boolean): number | undefined {
+  #delayMs(error: IdallocError): number | undefined {
     const { reason, retryDelayMs: least = 0 } = error;
     const { rounds, maxDelayMs, maxQuotaDelayMs, maxStallMs, maxFirstStallMs } = this.limits;
     if (reason === 'QUOTA_EXCEEDED') return least > 0 && least <= maxQuotaDelayMs ? backoffMs(0, least) : undefined;
@@ -98,7 +93,7 @@ export class Retries {
     if (this.#failures++ === 0) this.#failedAt = Date.now();
     const delay = backoffMs(this.#failures, least);
     const stall = Date.now() + delay - this.#failedAt;
-    const maxMs = hasAnswered || reason !== 'SERVER_UNREACHABLE' ? maxStallMs : maxFirstStallMs;
+    const maxMs = this.servers.hasAnswered || reason !== 'SERVER_UNREACHABLE' ? maxStallMs : maxFirstStallMs;
     return this.#failures >= rounds || least > maxDelayMs || stall > maxMs ? undefined : delay;
   }
 }

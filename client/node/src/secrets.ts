@@ -21,16 +21,13 @@ export class Secrets {
   /** @throws IdallocError INVALID_CONFIG for a file that cannot be used */
   constructor(options: ConnectOptions) {
     this.#options = options;
-    if (options.token !== undefined) this.#setToken(options.token);
     this.#readToken();
     this.#readTls();
   }
 
   /** Reads the files again after a second. Returns whether new connections have other credentials. */
   refresh(): boolean {
-    const { tls, tokenFile } = this.#options;
-    const hasFiles = tokenFile !== undefined || typeof tls === 'object';
-    if (!hasFiles || performance.now() - this.#readAt < MAX_AGE_MS) return false;
+    if (performance.now() - this.#readAt < MAX_AGE_MS) return false;
     this.#readAt = performance.now();
     attempt(() => this.#readToken());
     return attempt(() => this.#readTls()) ?? false;
@@ -43,16 +40,13 @@ export class Secrets {
   }
 
   #readToken(): void {
-    const file = this.#options.tokenFile;
-    if (file === undefined) return;
-    const text = read('tokenFile', file).toString().trim();
+    const { token, tokenFile: file } = this.#options;
+    const text = file === undefined ? token : read('tokenFile', file).toString().trim();
+    if (text === undefined) return;
     const problem = text === '' ? 'is empty' : /[\r\n]/.test(text) ? 'has several lines' : 'has other characters';
-    this.#setToken(checkToken(text, () => invalidConfig(`tokenFile: ${file} ${problem}; write one token into it`)));
-  }
-
-  #setToken(token: string): void {
+    checkToken(text, () => invalidConfig(`tokenFile: ${file} ${problem}; write one token into it`));
     this.metadata = new Metadata();
-    this.metadata.set('authorization', `Bearer ${token}`);
+    this.metadata.set('authorization', `Bearer ${text}`);
   }
 
   #readTls(): boolean {

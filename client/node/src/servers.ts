@@ -29,23 +29,19 @@ export class Server {
     this.rpc = connect(address);
   }
 
-  /** Makes the server suspect, unless another connection took the place of the one that failed. */
-  suspect(rpc: GrpcClient): void {
-    if (this.rpc !== rpc || this.#isClosed) return;
-    this.isSuspect = true;
-    void this.probe();
-  }
-
   /** Returns the probe under way, or sends one. It resolves to true when the server answers. */
   probe(): Promise<boolean> {
     return (this.#probe ??= this.#sendProbe());
   }
 
   /** Opens another connection for new calls; open calls end on the former one. */
-  renew(): void {
-    this.isSuspect = false;
+  renew(isSuspect = false): void {
+    if (this.#isClosed) return;
+    this.isSuspect = isSuspect;
     this.#probe = undefined;
-    this.#reconnect();
+    this.#check?.cancel();
+    this.rpc.close();
+    this.rpc = this.connect(this.address);
   }
 
   /** Ends the probes, and the connection when its open calls have ended. */
@@ -53,13 +49,6 @@ export class Server {
     this.#isClosed = true;
     this.#check?.cancel();
     this.rpc.close();
-  }
-
-  #reconnect(): void {
-    if (this.#isClosed) return;
-    this.#check?.cancel();
-    this.rpc.close();
-    this.rpc = this.connect(this.address);
   }
 
   async #sendProbe(): Promise<boolean> {
@@ -70,7 +59,7 @@ export class Server {
     this.#probe = undefined;
     this.isSuspect &&= !isAnswered;
     if (isAnswered) this.#failures = 0;
-    else this.#reconnect(); // grpc-js keeps one that began with GOAWAY, and fails each call on it
+    else this.renew(this.isSuspect); // grpc-js keeps one that began with GOAWAY, and fails each call on it
     return isAnswered;
   }
 
@@ -87,6 +76,8 @@ export class Server {
 
 /** @internal Picks the server of each attempt. */
 export class Servers {
+  /** Whether one has ever answered. */
+  hasAnswered = false;
   #servers: Server[];
   #turn = 0;
   #resolvedAt = -Infinity;
@@ -104,14 +95,17 @@ export class Servers {
     return this.#servers.some((server) => !server.isSuspect && !asked.has(server));
   }
 
-  /** Returns the next of these, in turn; if there is none, the next of all. */
-  pick(asked: ReadonlySet<Server>): Server {
+  /** Returns the next of these, in turn; if there is none, the next of all in a new round. */
+  pick(asked: Set<Server>): Server {
     if (this.#resolvedAt === -Infinity) void this.#resolve();
     for (const server of this.#servers) if (server.isSuspect) void server.probe();
+    if (!this.hasUsable(asked)) asked.clear();
     const hasUsable = this.hasUsable(asked);
     for (;;) {
       const server = this.#servers[this.#turn++ % this.#servers.length]!;
-      if (!hasUsable || (!server.isSuspect && !asked.has(server))) return server;
+      if (hasUsable && (server.isSuspect || asked.has(server))) continue;
+      asked.add(server);
+      return server;
     }
   }
 
@@ -128,9 +122,12 @@ export class Servers {
     for (const server of this.#servers) server.renew();
   }
 
-  /** Makes a server suspect, after a failure over a connection. It may have other addresses now. */
+  /** Makes a server suspect, unless it has another connection than the one that failed. Looks it up again. */
   suspect(server: Server, rpc: GrpcClient): void {
-    server.suspect(rpc);
+    if (server.rpc === rpc) {
+      server.isSuspect = true;
+      void server.probe();
+    }
     if (performance.now() - this.#resolvedAt >= MIN_RESOLUTION_MS) void this.#resolve();
   }
 
@@ -141,15 +138,10 @@ export class Servers {
 
   async #resolve(): Promise<void> {
     this.#resolvedAt = performance.now();
-    let found: Address[];
-    try {
-      found = (await Promise.all(this.addresses.map(lookUp))).flat();
-    } catch {
-      return; // the former servers may still be there
-    }
-    if (this.#isClosed) return;
+    const found = await Promise.all(this.addresses.map(lookUp)).catch(() => undefined);
+    if (found === undefined || this.#isClosed) return; // the former servers may still be there
     const former = this.#servers;
-    const targets = new Map(found.map((address) => [address.target, address])).values();
+    const targets = new Map(found.flat().map((address) => [address.target, address])).values();
     this.#servers = [...targets].map((address) => {
       return former.find((server) => server.address.target === address.target) ?? new Server(address, this.connect);
     });
