@@ -4,8 +4,8 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { status } from '@grpc/grpc-js';
-import { type AllocateStream, type CallReport, Client, connect, IdallocError } from '../src/index.js';
-import { failure, FakeServer } from './fake-server.js';
+import { type AllocateStream, type CallReport, Client, connect } from '../src/index.js';
+import { failure, FakeServer, hasReason, settle } from './fake-server.js';
 
 let server: FakeServer;
 let client: Client;
@@ -22,15 +22,6 @@ afterEach(() => {
   server.stop();
   mock.timers.reset();
 });
-
-/** Lets all promises settle that need no timer. */
-function settle(): Promise<void> {
-  return new Promise((resolve) => setImmediate(resolve));
-}
-
-function hasReason(reason: string): (error: unknown) => boolean {
-  return (error) => error instanceof IdallocError && error.reason === reason;
-}
 
 const orders = { sequence: 'orders' };
 const patient = { timeoutMs: 60_000 };

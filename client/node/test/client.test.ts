@@ -17,7 +17,7 @@ import {
 } from '../src/index.js';
 import { GetSequenceRequest, SequenceServiceClient, SequenceServiceService } from '../src/v1.js';
 import { addressesOf, isLocal } from '../src/options.js';
-import { failure, FakeServer } from './fake-server.js';
+import { failure, FakeServer, hasReason, settle } from './fake-server.js';
 import { Wire } from './wire.js';
 
 let server: FakeServer;
@@ -33,15 +33,6 @@ afterEach(() => {
   mock.restoreAll();
   mock.timers.reset();
 });
-
-/** Lets all promises settle that need no timer. */
-function settle(): Promise<void> {
-  return new Promise((resolve) => setImmediate(resolve));
-}
-
-function hasReason(reason: string): (error: unknown) => boolean {
-  return (error) => error instanceof IdallocError && error.reason === reason;
-}
 
 async function collect<T>(stream: AsyncIterable<T>): Promise<T[]> {
   const all: T[] = [];
@@ -100,10 +91,7 @@ test('a batch has a range or an error for each request', async () => {
 test('a stream has the total in chunks', async () => {
   const ranges = await collect(client.streamRanges({ sequence: 'orders', totalIdCount: 25, chunkIdCount: 10 }));
   assert.deepEqual(idsOf(ranges), counting(1n, 25));
-  assert.deepEqual(
-    ranges.map((range) => range.idCount),
-    [10n, 10n, 5n],
-  );
+  assert.deepEqual(ranges.map((range) => range.idCount), [10n, 10n, 5n]);
 });
 
 test('a broken stream goes on with the missing ids', async () => {

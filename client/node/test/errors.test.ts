@@ -1,15 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { BinaryWriter } from '@bufbuild/protobuf/wire';
 import { Metadata, status } from '@grpc/grpc-js';
 import { Duration } from '../src/gen/google/protobuf/duration.js';
 import { errorOf, IdallocError } from '../src/errors.js';
-
-function message(...fields: [number, string | Uint8Array][]): Uint8Array {
-  const writer = new BinaryWriter();
-  for (const [field, value] of fields) writer.uint32((field << 3) | 2).bytes(Buffer.from(value));
-  return writer.finish();
-}
+import { encode as message } from './fake-server.js';
 
 function detail(type: string, ...fields: [number, string | Uint8Array][]): [number, Uint8Array] {
   return [3, message([1, `type.googleapis.com/google.rpc.${type}`], [2, message(...fields)])];

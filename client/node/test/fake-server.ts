@@ -11,6 +11,7 @@ import {
   type ServerWritableStream,
   type status,
 } from '@grpc/grpc-js';
+import { type ErrorDetails, IdallocError } from '../src/errors.js';
 import { Duration } from '../src/gen/google/protobuf/duration.js';
 import { Status } from '../src/gen/google/rpc/status.js';
 import * as v1 from '../src/v1.js';
@@ -18,15 +19,8 @@ import * as v1 from '../src/v1.js';
 const SHARED = '00006b034dfe';
 const DETAILS = 'grpc-status-details-bin';
 
-export interface Details {
-  metadata?: Record<string, string>;
-  field?: string;
-  quotaSubject?: string;
-  retryDelayMs?: number;
-}
-
 /** Returns a google.rpc.Status as the server makes it. */
-export function statusOf(code: status, reason: string, message = 'of the test', details: Details = {}): Status {
+export function statusOf(code: status, reason: string, message = 'of the test', details: ErrorDetails = {}): Status {
   const { metadata = {}, field, quotaSubject, retryDelayMs } = details;
   const entries = Object.entries(metadata).map(([key, value]) => [3, encode([1, key], [2, value])] as const);
   const any = (type: string, ...fields: Field[]) => ({
@@ -43,16 +37,26 @@ export function statusOf(code: status, reason: string, message = 'of the test', 
   return { code, message, details: anys };
 }
 
+/** Lets all promises settle that need no timer. */
+export function settle(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
+
+/** Returns a check of an error for assert. */
+export function hasReason(reason: string): (error: unknown) => boolean {
+  return (error) => error instanceof IdallocError && error.reason === reason;
+}
+
 type Field = readonly [number, string | Uint8Array];
 
-function encode(...fields: Field[]): Uint8Array {
+export function encode(...fields: Field[]): Uint8Array {
   const writer = new BinaryWriter();
   for (const [field, value] of fields) writer.uint32((field << 3) | 2).bytes(Buffer.from(value));
   return writer.finish();
 }
 
 /** Returns the error of a handler. */
-export function failure(code: status, reason: string, details: Details = {}, message = 'of the test') {
+export function failure(code: status, reason: string, details: ErrorDetails = {}, message = 'of the test') {
   const metadata = new Metadata();
   const bytes = Status.encode(statusOf(code, reason, message, details)).finish();
   metadata.set(DETAILS, Buffer.from(bytes));

@@ -3,6 +3,7 @@ import { afterEach, beforeEach, mock, test } from 'node:test';
 import { type ErrorDetails, IdallocError } from '../src/errors.js';
 import { type Clock, Pool } from '../src/pool.js';
 import type { IdRange } from '../src/ranges.js';
+import { hasReason, settle } from './fake-server.js';
 
 const TTL_MS = 180_000;
 
@@ -80,20 +81,19 @@ class FakeServer {
 }
 
 let clock: FakeClock;
+let server: FakeServer;
+let pool: Pool;
 
 beforeEach(() => {
   mock.timers.enable({ apis: ['setTimeout'] });
   clock = new FakeClock();
+  server = new FakeServer();
+  pool = new Pool(server.allocate, { clock });
 });
 afterEach(() => mock.timers.reset());
 
 function error(reason: string, details: ErrorDetails = {}): IdallocError {
   return new IdallocError(reason, 'of the test', details);
-}
-
-/** Lets all promises settle that need no timer. */
-function settle(): Promise<void> {
-  return new Promise((resolve) => setImmediate(resolve));
 }
 
 async function take(pool: Pool, count: number): Promise<bigint[]> {
@@ -102,17 +102,8 @@ async function take(pool: Pool, count: number): Promise<bigint[]> {
   return ids;
 }
 
-function hasReason(reason: string): (error: unknown) => boolean {
-  return (error) => error instanceof IdallocError && error.reason === reason;
-}
-
 test('hands out each id once, in order', async () => {
-  const pool = new Pool(new FakeServer().allocate, { clock });
-  const ids = await take(pool, 5000);
-  assert.deepEqual(
-    ids,
-    Array.from({ length: 5000 }, (_, index) => BigInt(index + 1)),
-  );
+  assert.deepEqual(await take(pool, 5000), Array.from({ length: 5000 }, (_, index) => BigInt(index + 1)));
 });
 
 test('is exact beyond 2^53, and at the largest id', async () => {
@@ -127,8 +118,6 @@ test('counts down with a negative step', async () => {
 });
 
 test('doubles the size of ranges that are used fast, up to a million', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1000);
   assert.deepEqual(server.sizes.slice(0, 5), [1n, 2n, 4n, 8n, 16n]);
   while (server.sizes.at(-1)! < 1_000_000n) while (pool.tryNext() === undefined) await settle();
@@ -137,31 +126,21 @@ test('doubles the size of ranges that are used fast, up to a million', async () 
 });
 
 test('keeps the size of ranges that are used slowly', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   for (let id = 0; id < 20; id++) {
     await pool.next();
     clock.advance(600);
   }
-  assert.ok(
-    server.sizes.every((size) => size <= 2n),
-    `${server.sizes}`,
-  );
+  assert.ok(server.sizes.every((size) => size <= 2n), `${server.sizes}`);
 });
 
 test('prefetches once when the second half of a range begins', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 8); // the range of 16 is at hand
   await settle();
   server.isHolding = true;
   await take(pool, 8);
   assert.equal(server.held.length, 0);
   await take(pool, 8);
-  assert.deepEqual(
-    server.held.map(({ idCount }) => idCount),
-    [32n],
-  );
+  assert.deepEqual(server.held.map(({ idCount }) => idCount), [32n]);
   assert.equal(pool.tryNext(), undefined);
   server.answer();
   assert.equal(await pool.next(), 32n);
@@ -179,8 +158,6 @@ for (const [name, pass] of [
   ['the wall clock alone (the machine was suspended)', (ms: number) => clock.skipWall(ms)],
 ] as const) {
   test(`drops ids in the middle of a range when their time ends by ${name}`, async () => {
-    const server = new FakeServer();
-    const pool = new Pool(server.allocate, { clock });
     await take(pool, 1 + 2 + 4 + 1); // three more ids of this half are at hand
     await settle();
     pass(TTL_MS - 1);
@@ -193,9 +170,7 @@ for (const [name, pass] of [
 }
 
 test('counts the ttl from before the request was sent', async () => {
-  const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, { clock });
   const first = pool.next({ timeoutMs: 10 * TTL_MS });
   clock.advance(TTL_MS);
   server.answer(); // id 1, too late
@@ -205,8 +180,6 @@ test('counts the ttl from before the request was sent', async () => {
 });
 
 test('halves the size and stops to prefetch when a range expires unused', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 1);
   await settle();
   assert.equal(server.sizes.at(-1), 8n);
@@ -216,9 +189,7 @@ test('halves the size and stops to prefetch when a range expires unused', async 
 });
 
 test('fails after three ranges that had expired on arrival', async () => {
-  const server = new FakeServer();
   server.change = (range) => ({ ...range, ttlMs: 0 });
-  const pool = new Pool(server.allocate, { clock });
   await assert.rejects(pool.next(), hasReason('EXPIRED_ON_ARRIVAL'));
   assert.equal(server.sizes.length, 3);
   server.change = (range) => range;
@@ -226,10 +197,8 @@ test('fails after three ranges that had expired on arrival', async () => {
 });
 
 test('late ranges with a timely one between them are no error', async () => {
-  const server = new FakeServer();
   let requests = 0;
   server.change = (range) => ({ ...range, ttlMs: ++requests % 3 === 0 ? TTL_MS : 0 });
-  const pool = new Pool(server.allocate, { clock });
   for (let round = 0; round < 5; round++) {
     await pool.next();
     clock.advance(TTL_MS);
@@ -238,9 +207,7 @@ test('late ranges with a timely one between them are no error', async () => {
 });
 
 test('gives each id to one of many callers', async () => {
-  const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, { clock });
   const callers = Array.from({ length: 1000 }, () => pool.next());
   const ids = Promise.all(callers);
   let mostHeld = 0;
@@ -254,9 +221,7 @@ test('gives each id to one of many callers', async () => {
 });
 
 test('a cancelled caller takes no id, and its range goes to the next', async () => {
-  const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, { clock });
   const abort = new AbortController();
   const cancelled = pool.next({ signal: abort.signal });
   const reason = new Error('of the caller');
@@ -270,9 +235,7 @@ test('a cancelled caller takes no id, and its range goes to the next', async () 
 });
 
 test('a caller whose time ends leaves the request to the next', async () => {
-  const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, { clock });
   const late = pool.next({ timeoutMs: 50 });
   const patient = pool.next();
   clock.advance(50);
@@ -282,9 +245,7 @@ test('a caller whose time ends leaves the request to the next', async () => {
 });
 
 test('gives an error to the callers that wait, and tries again with the next call', async () => {
-  const server = new FakeServer();
   server.errors.push(error('STORE_UNAVAILABLE'), new TypeError('of the test'));
-  const pool = new Pool(server.allocate, { clock });
   const callers = await Promise.allSettled([pool.next(), pool.next()]);
   assert.ok(callers.every((caller) => caller.status === 'rejected' && caller.reason.reason === 'STORE_UNAVAILABLE'));
   await assert.rejects(pool.next(), TypeError);
@@ -292,15 +253,12 @@ test('gives an error to the callers that wait, and tries again with the next cal
 });
 
 test('next gives its errors by the promise: it never throws', async () => {
-  const server = new FakeServer();
   server.change = (range) => ({ ...range, ttlMs: 0 });
-  const pool = new Pool(server.allocate, { clock });
   await assert.rejects(pool.next(), hasReason('EXPIRED_ON_ARRIVAL'));
   const aborted = pool.next({ signal: AbortSignal.abort(new Error('of the caller')) });
   await assert.rejects(aborted, /of the caller/);
   pool.close();
-  const closed = pool.next();
-  await assert.rejects(closed, hasReason('CLOSED'));
+  await assert.rejects(pool.next(), hasReason('CLOSED'));
 });
 
 test('an allocate that throws at once is an error like any other', async () => {
@@ -312,8 +270,6 @@ test('an allocate that throws at once is an error like any other', async () => {
 });
 
 test('a failed prefetch is no error: the caller asks again', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   server.isHolding = true;
   const first = pool.next();
   server.answer();
@@ -326,7 +282,6 @@ test('a failed prefetch is no error: the caller asks again', async () => {
 });
 
 test('takes exactly what is left of a sequence', async () => {
-  const server = new FakeServer();
   let remaining = 100n;
   const pool = new Pool((idCount, signal) => {
     if (idCount > remaining) {
@@ -341,7 +296,6 @@ test('takes exactly what is left of a sequence', async () => {
 });
 
 test('asks for less when the server allows less in a call', async () => {
-  const server = new FakeServer();
   const limit = 100n;
   const sizes: bigint[] = [];
   const pool = new Pool((idCount, signal) => {
@@ -355,10 +309,8 @@ test('asks for less when the server allows less in a call', async () => {
 });
 
 test('waits for a quota within the time of the caller', async () => {
-  const server = new FakeServer();
   const quota = error('QUOTA_EXCEEDED', { retryDelayMs: 1000 });
   server.errors.push(quota);
-  const pool = new Pool(server.allocate, { clock });
   const impatient = pool.next({ timeoutMs: 900 });
   const patient = pool.next({ timeoutMs: 5000 });
   await assert.rejects(impatient, quota);
@@ -371,8 +323,6 @@ test('waits for a quota within the time of the caller', async () => {
 });
 
 test('prefetches again after a range was used up in time', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 1);
   await settle();
   clock.advance(TTL_MS);
@@ -383,8 +333,6 @@ test('prefetches again after a range was used up in time', async () => {
 });
 
 test('halves the size after a long wait for a quota', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 3);
   await settle();
   server.errors.push(error('QUOTA_EXCEEDED', { retryDelayMs: 600 })); // of the prefetch of 16
@@ -394,9 +342,8 @@ test('halves the size after a long wait for a quota', async () => {
 });
 
 test('a quota without a delay is an error at once', async () => {
-  const server = new FakeServer();
   server.errors.push(error('QUOTA_EXCEEDED'));
-  await assert.rejects(new Pool(server.allocate, { clock }).next(), hasReason('QUOTA_EXCEEDED'));
+  await assert.rejects(pool.next(), hasReason('QUOTA_EXCEEDED'));
 });
 
 for (const [name, change, reason] of [
@@ -409,9 +356,8 @@ for (const [name, change, reason] of [
   ['a period', { period: '2026-11' }, 'INVALID_REQUEST'],
 ] as const) {
   test(`refuses a range with ${name}`, async () => {
-    const server = new FakeServer();
     server.change = (range) => ({ ...range, ...change });
-    await assert.rejects(new Pool(server.allocate, { clock }).next(), hasReason(reason));
+    await assert.rejects(pool.next(), hasReason(reason));
   });
 }
 
@@ -431,8 +377,6 @@ for (const step of [1n, 3n, -1n, -3n]) {
 }
 
 test('close drops the ids at hand, ends waiting calls and aborts the request', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4);
   server.isHolding = true;
   await take(pool, 8);
@@ -447,9 +391,7 @@ test('close drops the ids at hand, ends waiting calls and aborts the request', a
 });
 
 test('close ends the wait for a quota', async () => {
-  const server = new FakeServer();
   server.errors.push(error('QUOTA_EXCEEDED', { retryDelayMs: 1000 }));
-  const pool = new Pool(server.allocate, { clock });
   const waiting = pool.next();
   await settle();
   pool.close();
@@ -462,9 +404,7 @@ function unavailable(retryDelayMs?: number): IdallocError {
 }
 
 test('it waits for a server within the time of the caller', async () => {
-  const server = new FakeServer();
   server.errors.push(unavailable());
-  const pool = new Pool(server.allocate, { clock });
   const first = pool.next();
   await settle();
   clock.advance(121);
@@ -487,8 +427,6 @@ test('it waits for a server within the time of the caller', async () => {
 });
 
 test('prefetches again when no server answered, while ids are at hand', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 4);
   await settle();
   server.isHolding = true;
@@ -506,8 +444,6 @@ test('prefetches again when no server answered, while ids are at hand', async ()
 });
 
 test('its own request that is late is asked again', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   const late = error('DEADLINE_EXCEEDED', { code: 4 });
   server.isHolding = true;
   const first = pool.next();
@@ -525,8 +461,6 @@ test('its own request that is late is asked again', async () => {
 });
 
 test('a caller without an id in time has the error of the last request', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   server.isHolding = true;
   const first = pool.next();
   server.answer();
@@ -540,13 +474,10 @@ test('a caller without an id in time has the error of the last request', async (
   clock.advance(241);
   await settle();
   clock.advance(1000); // the next request gets no answer
-  const found = await waiting;
-  assert.equal(found, failures[1]);
+  assert.equal(await waiting, failures[1]);
 });
 
 test('for await ends when the pool is closed, also while it waits', async () => {
-  const server = new FakeServer();
-  const pool = new Pool(server.allocate, { clock });
   server.isHolding = true;
   const next = pool[Symbol.asyncIterator]().next();
   pool.close();
