@@ -114,8 +114,7 @@ func (s *Stream) Close() error {
 	return nil
 }
 
-// call sends a request until it has its answer, a lasting error, or no time
-// left.
+// call sends a request until it has its answer, a lasting error, or no time left.
 func (s *Stream) call(
 	ctx context.Context, event Event, request *idallocv1.AllocateStreamRequest,
 	convert func(*idallocv1.AllocateStreamResponse) (ids int64, err error),
@@ -221,8 +220,7 @@ func (s *Stream) run() {
 	}
 }
 
-// attempt opens a stream, sends the requests, and receives answers until it
-// breaks.
+// attempt opens a stream, sends the requests, and receives answers until it breaks.
 func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -2,7 +2,5 @@
 
 package idalloc
 
-// bootClock counts suspended time: whichever of the monotonic clock and the wall
-// clock advances further. It misses a suspend during which the wall clock is set
-// back.
+// bootClock counts suspended time, as far as furtherOf does.
 func bootClock() clock { return portableClock() }

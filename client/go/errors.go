@@ -197,7 +197,6 @@ func failureOf(ctx context.Context, err error) *Error {
 	e := errorOf(err)
 	switch {
 	case e == nil:
-		return nil
 	case errors.Is(context.Cause(ctx), errStalled):
 		e = newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxSilence)
 		e.causes = []error{context.DeadlineExceeded}

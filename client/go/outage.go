@@ -25,8 +25,7 @@ const (
 	minQuotaDelay   = 10 * time.Millisecond
 )
 
-// outage is the state of a call, which decides whether the call goes on after an
-// error.
+// outage is the state of a call: whether it goes on after an error.
 type outage struct {
 	servers      *servers
 	asked        []*server // in this round

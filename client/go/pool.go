@@ -180,8 +180,7 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// take takes an id of the current range. It returns false if there is none, or
-// if it has expired.
+// take takes an id of the current range; false if there is none, or if it has expired.
 func (p *Pool) take() (int64, bool) {
 	l := p.current.Load()
 	index := l.taken.Add(1) - 1
