@@ -8,15 +8,24 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar
 
 import grpc
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from idalloc._core.attempts import Servers
+from idalloc._core.attempts import Attempt, Servers
 from idalloc._core.calls import Call
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidConfig, ServerDraining, ServerUnreachable
+from idalloc._core.errors import (
+    DeadlineExceeded,
+    IdallocError,
+    InvalidConfig,
+    ServerDraining,
+    ServerUnreachable,
+    Unauthenticated,
+)
+from idalloc._core.pipeline import Pending
 from idalloc._core.reply_checks import check_reply
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.channel import MAX_CONNECTIONS, Connection, Stubs, open_stubs
+from idalloc._transport.channel import MAX_CONNECTIONS, PROBE_LIFETIME, Connection, Stubs, open_stubs
 from idalloc._transport.config import (
     ChannelConfig,
     ChannelConfigError,
@@ -33,6 +42,8 @@ T = TypeVar("T")
 # How often a name is resolved again after a server became suspect, and how often the client looks
 # for changed files of tokens and certificates, in seconds.
 _RESOLVE_SECONDS, _FILES_SECONDS = 2.0, 1.0
+# All other statuses of a probe are an answer.
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 @contextmanager
@@ -81,6 +92,7 @@ class BaseClient:
         targets = split(target)
         self._name = name_of(targets[0]) if len(targets) == 1 else None
         self._resolve_at = 0.0
+        # Also the connections to servers that the name does not resolve to any more.
         self._by_target: dict[tuple[str, int], Connection] = {}
         self._use_servers(targets)
         self._connection = self._connections[0]  # has the holders of ids, and is never replaced
@@ -95,18 +107,11 @@ class BaseClient:
         self._connections = [self._by_target[key] for key in keys]
         self._servers = Servers(self._connections[: max(2, len(targets))], len(targets))
 
-    def _all_connections(self) -> list[Connection]:
-        """Return also the connections to servers that the name does not resolve to any more."""
-        return list(self._by_target.values())
-
-    def _opener(self, target: str) -> Any:
-        def open_channel() -> Stubs:
-            own: list[tuple[str, str | int]] = []
-            if self._name and target != self.target:  # an address of the name
-                own = [("grpc.default_authority", f"{self._name[0]}:{self._name[1]}")]
-            return open_stubs(target, self._config, own, is_asyncio=self._is_asyncio)
-
-        return open_channel
+    def _opener(self, target: str) -> Callable[[], Stubs]:
+        own: list[tuple[str, str | int]] = []
+        if self._name and target != self.target:  # an address of the name
+            own = [("grpc.default_authority", f"{self._name[0]}:{self._name[1]}")]
+        return lambda: open_stubs(target, self._config, own, is_asyncio=self._is_asyncio)
 
     def _must_resolve(self) -> bool:
         """Return whether to resolve the name of the servers before a call."""
@@ -128,16 +133,45 @@ class BaseClient:
         """Suspect a server without an answer, or one that drains, until it answers a probe."""
         if isinstance(error, ServerUnreachable | ServerDraining | DeadlineExceeded):
             server.is_suspect = True
-            if not server.is_probed:
-                self._probe(server, lambda: None)
+            self._probe_suspects()
 
     def _probe_suspects(self) -> None:
         for each in self._connections:
-            if each.is_suspect and not each.is_probed:
+            if each.is_suspect and not each.is_probed():
                 self._probe(each, lambda: None)
 
-    def _probe(self, server: Connection, changed: Callable[[], None]) -> list[Any]:
-        """See ``idalloc._core.attempts.Client``."""
+    # As in ``idalloc._core.attempts.Client``.
+
+    def _probe(self, server: Connection, changed: Callable[[], None]) -> Attempt[Connection]:
+        def end(probe: Attempt[Connection], future: Any) -> None:
+            probe.future = future
+            try:
+                self._outcome(probe)
+                server.is_suspect = False
+            except IdallocError as error:
+                server.is_suspect = error.code in _NO_ANSWER
+            probe.has_ended = True
+            changed()
+
+        pending = Pending(Call(Empty(), lambda _: None), PROBE_LIFETIME)
+        server.probe = probe = self._send(server, pending, end)
+        return probe
+
+    def _retry_delay(self, pending: Pending[Any], asked: list[Connection], error: IdallocError) -> float:
+        if isinstance(error, Unauthenticated) and self._read_changed_files(at_once=True):
+            asked.clear()
+            return 0.0
+        delay = pending.retry_delay(error, has_other=self._servers.has_other(asked))
+        if delay:
+            asked.clear()
+        return delay
+
+    def _send(
+        self, server: Connection, pending: Pending[Any], end: Callable[[Attempt[Connection], Any], None]
+    ) -> Attempt[Connection]:
+        raise NotImplementedError
+
+    def _outcome(self, attempt: Attempt[Connection]) -> Any:
         raise NotImplementedError
 
     @property
@@ -185,7 +219,7 @@ class BaseClient:
             return False
         if stamps[1:] != self._stamps[1:]:
             self._close_channels(self._retired)  # their calls have had the time since the last change
-            self._retired = [stubs for each in self._all_connections() if (stubs := each.drop_channel())]
+            self._retired = [stubs for each in [*self._by_target.values()] if (stubs := each.drop_channel())]
         self._stamps = stamps
         return True
 

@@ -6,8 +6,9 @@ The states and their names are those of docs/explanation/client-calls.md.
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from idalloc._core.errors import DeadlineExceeded, IdallocError
 from idalloc._core.pipeline import Pending
@@ -64,21 +65,17 @@ class Servers(Generic[S]):
         """Record the latency of a call."""
         self.latency += LATENCY_WEIGHT * (seconds - self.latency)
 
-    def count_dropped(self, late: Any) -> None:
-        """Count the ids of a late answer; they are never issued."""
-        with suppress(Exception):
-            self.dropped_ids += late.result().range.id_count
 
-
-class Attempt(NamedTuple, Generic[S]):
+@dataclass(eq=False, slots=True)
+class Attempt(Generic[S]):
     """An RPC that was sent."""
 
     server: S
-    future: Any
-    ended: list[Any]  # has the future once it has ended: asking gRPC takes a lock that may stay locked
     stubs: Any  # of its channel
     asked: int  # when it was sent, on the clock of the log
     sent_at: float
+    future: Any = None
+    has_ended: bool = False  # asking gRPC takes a lock that may stay locked
 
 
 class Client(Protocol[S]):
@@ -86,14 +83,20 @@ class Client(Protocol[S]):
 
     _servers: Servers[S]
 
-    def _send(self, server: S, pending: Pending[Any], end: Callable[[list[Any], Any], None]) -> Attempt[S]:
-        """Send an RPC; ``end`` is called at its end, with ``ended`` and the future."""
+    def _send(self, server: S, pending: Pending[Any], end: Callable[[Attempt[S], Any], None]) -> Attempt[S]:
+        """Send an RPC; ``end`` is called at its end, with the future."""
 
-    def _probe(self, server: S, changed: Callable[[], None]) -> list[Any]:
-        """Probe a server; return a list that is not empty once the probe has ended."""
+    def _probe(self, server: S, changed: Callable[[], None]) -> Attempt[S]:
+        """Probe a server, which is suspect unless it answers."""
 
     def _failed(self, server: S, error: IdallocError) -> None:
         """Suspect and probe a server that is unreachable or drains."""
+
+    def _retry_delay(self, pending: Pending[Any], asked: list[S], error: IdallocError) -> float:
+        """Return the seconds until a call is sent again; or raise the error, if no retry helps.
+
+        If a round of servers has ended, ``asked`` is cleared.
+        """
 
     def _outcome(self, attempt: Attempt[S]) -> Any:
         """Return the reply to an RPC that has ended, or raise its error."""
@@ -112,7 +115,7 @@ class Attempts(Generic[S, T]):
         self._client = client
         self._changed = changed
         self._asked: list[S] = []  # in this round
-        self._probe: tuple[list[Any], float] | None = None  # of this round, and when it was sent
+        self._probe: Attempt[S] | None = None  # of this round
         self._is_alive = False  # whether the probe was answered
 
     def step(self) -> float:
@@ -123,7 +126,7 @@ class Attempts(Generic[S, T]):
         """
         now = time.monotonic()
         for attempt in list(self.open):
-            if not self._has_reply and (attempt.ended or now > self._expires(attempt)):
+            if not self._has_reply and (attempt.has_ended or now > self._expires(attempt)):
                 self.open.remove(attempt)
                 self._take(attempt, now)
         if self._has_reply:
@@ -133,7 +136,7 @@ class Attempts(Generic[S, T]):
                 return self.resend_at - now
             self.send()
         attempt = self.open[0]
-        if attempt.ended:
+        if attempt.has_ended:
             return self.step()
         if len(self._asked) == 1 and not self._is_alive:
             return self._probe_if_silent(attempt, now) or self.step()
@@ -151,13 +154,13 @@ class Attempts(Generic[S, T]):
         if self._probe is None:
             if now < attempt.sent_at + servers.patience:
                 return attempt.sent_at + servers.patience - now
-            self._probe = self._client._probe(attempt.server, self._changed), now
-        probe, probed_at = self._probe
-        if probe and not attempt.server.is_suspect:
+            self._probe = self._client._probe(attempt.server, self._changed)
+        probe = self._probe
+        if probe.has_ended and not attempt.server.is_suspect:
             self._is_alive = True
             servers.latency = max(servers.latency, now - attempt.sent_at)
-        elif now < probed_at + PROBE_SECONDS and not probe:
-            return probed_at + PROBE_SECONDS - now
+        elif now < probe.sent_at + PROBE_SECONDS and not probe.has_ended:
+            return probe.sent_at + PROBE_SECONDS - now
         else:
             attempt.server.is_suspect = True
             self.send()
@@ -171,39 +174,37 @@ class Attempts(Generic[S, T]):
 
     def _take(self, attempt: Attempt[S], now: float) -> None:
         """Take the outcome of an attempt that has ended."""
-        servers = self._client._servers
         try:
-            if not attempt.ended:
+            if not attempt.has_ended:
                 raise DeadlineExceeded(f"no answer within {self.pending.timeout:g} s")
             self.reply = self._client._outcome(attempt)
         except IdallocError as error:
             self._client._failed(attempt.server, error)
             if self.open:
                 return
-            delay = self.pending.retry_delay(error, has_other=servers.has_other(self._asked))
-            if delay:
-                self._asked.clear()
-            self.resend_at = now + delay
+            self.resend_at = now + self._client._retry_delay(self.pending, self._asked, error)
             self._probe = None
             self._is_alive = False
         else:
             self._has_reply = True
             self.asked = attempt.asked
-            servers.answered(now - attempt.sent_at)
+            self._client._servers.answered(now - attempt.sent_at)
             for late in self.open:
-                if late.ended:
+                if late.has_ended:
                     self._drop(late.future)
             self.open.clear()
 
-    def _end(self, ended: list[Any], future: Any) -> None:
+    def _end(self, attempt: Attempt[S], future: Any) -> None:
         """Record the end of an RPC; gRPC's thread calls this."""
         if self._has_reply:
             self._drop(future)
             return
-        ended.append(future)
+        attempt.future = future
+        attempt.has_ended = True
         self._changed()
 
     def _drop(self, late: Any) -> None:
         """Count the ids of a late answer, unless it brings the same ids as the answer in time."""
         if not getattr(self.pending.call.request, "request_id", ""):
-            self._client._servers.count_dropped(late)
+            with suppress(Exception):
+                self._client._servers.dropped_ids += late.result().range.id_count

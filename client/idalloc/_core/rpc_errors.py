@@ -59,15 +59,6 @@ class FailedCall(Protocol):
         """Return the trailers."""
 
 
-def is_answer(code: grpc.StatusCode) -> bool:
-    """Return whether a server sent the status of a probe."""
-    return code not in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-    )
-
-
 @contextmanager
 def translate_rpc_errors(target: str) -> Iterator[None]:
     """Raise gRPC's errors of calls to a target as the clients' exceptions."""

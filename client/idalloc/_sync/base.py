@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Self, TypeVar
 from idalloc import _base
 from idalloc._core.attempts import Attempt, Attempts
 from idalloc._core.calls import Call
-from idalloc._core.errors import IdallocError, Unauthenticated
+from idalloc._core.errors import IdallocError
 from idalloc._core.pipeline import Pending
-from idalloc._core.rpc_errors import is_answer, translate_rpc_errors
-from idalloc._transport.channel import PROBE_LIFETIME, Connection, Stubs
+from idalloc._core.rpc_errors import translate_rpc_errors
+from idalloc._transport.channel import Connection, Stubs
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class BaseClient(_base.BaseClient):
 
         Prefetched ids are discarded. Running calls and streams raise ``ClientClosed``.
         """
-        self._close_channels([stubs for each in self._all_connections() if (stubs := each.close())] + self._retired)
+        self._close_channels([stubs for each in [*self._by_target.values()] if (stubs := each.close())] + self._retired)
         if self._log is not None:
             self._log.close()
 
@@ -44,23 +44,15 @@ class BaseClient(_base.BaseClient):
         self.close()
 
     def _call(self, call: Call[T]) -> T:
-        try:
-            return self._call_with_token(call)
-        except Unauthenticated:
-            if not self._read_changed_files(at_once=True):
-                raise
-        return self._call_with_token(call)
-
-    def _call_with_token(self, call: Call[T]) -> T:
         pending = Pending(call, self.timeout)
         self._find_servers()
         if call.is_repeatable:
             return self._repeat(pending)
-        metadata = self._metadata()
         tried: list[Connection] = []
         while True:
             connection = self._servers.pick(tried)
             tried.append(connection)
+            metadata = self._metadata()
             asked = self._now()
             stubs = connection.stubs()
             began = time.monotonic()
@@ -69,9 +61,7 @@ class BaseClient(_base.BaseClient):
                     reply = stubs.rpc(call.request)(call.request, timeout=pending.time_left(), metadata=metadata)
             except IdallocError as error:
                 self._failed(connection, error)
-                if delay := pending.retry_delay(error, has_other=self._servers.has_other(tried)):
-                    tried.clear()
-                    time.sleep(delay)
+                time.sleep(self._retry_delay(pending, tried, error))
             else:
                 self._servers.answered(time.monotonic() - began)
                 return self._receive(call, reply, asked)
@@ -95,35 +85,18 @@ class BaseClient(_base.BaseClient):
     # As in ``idalloc._core.attempts.Client``.
 
     def _send(
-        self, server: Connection, pending: Pending[Any], end: Callable[[list[Any], Any], None]
+        self, server: Connection, pending: Pending[Any], end: Callable[[Attempt[Connection], Any], None]
     ) -> Attempt[Connection]:
         request = pending.call.request
-        ended: list[Any] = []
-        asked = self._now()
-        stubs = server.stubs()
         metadata = self._metadata()
+        attempt = Attempt(server, server.stubs(), self._now(), time.monotonic())
         timeout = pending.time_left()
-        with translate_rpc_errors(self.target), server.abandon_if_interrupted(stubs):
-            future = stubs.rpc(request).future(request, timeout=timeout, metadata=metadata)
+        with translate_rpc_errors(self.target), server.abandon_if_interrupted(attempt.stubs):
+            future = attempt.stubs.rpc(request).future(request, timeout=timeout, metadata=metadata)
             server.keep_until_done(future)
-            future.add_done_callback(partial(end, ended))
-        return Attempt(server, future, ended, stubs, asked, time.monotonic())
-
-    def _probe(self, server: Connection, changed: Callable[[], None]) -> list[Any]:
-        stubs = server.stubs()
-        ended: list[Any] = []
-
-        def end(probe: Any) -> None:
-            server.end_probe(is_answered=is_answer(probe.code()))
-            ended.append(probe)
-            changed()
-
-        with translate_rpc_errors(self.target), server.abandon_if_interrupted(stubs):
-            server.is_probed = True
-            probe = stubs.rpcs["Probe"].future(b"", timeout=PROBE_LIFETIME)
-            server.keep_until_done(probe)
-            probe.add_done_callback(end)
-        return ended
+            future.add_done_callback(partial(end, attempt))
+            attempt.future = future
+        return attempt
 
     def _outcome(self, attempt: Attempt[Connection]) -> Any:
         with (

@@ -7,6 +7,7 @@ child hangs past its deadline or crashes the process; here it raises ``RuntimeEr
 
 import asyncio
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
+from idalloc._core.attempts import Attempt
 from idalloc._core.errors import ClientClosed
 from idalloc._core.fork import process_marker
 from idalloc._core.locks import Lock
@@ -76,7 +79,7 @@ class Stubs(NamedTuple):
     def rpc(self, request: Message) -> Any:
         """Return the RPC of a request.
 
-        The lint of the protos keeps the names of requests those of their RPCs.
+        The lint of the protos keeps the names of requests those of their RPCs. A probe's is Empty.
         """
         return self.rpcs[type(request).__name__.removesuffix("Request")]
 
@@ -84,7 +87,7 @@ class Stubs(NamedTuple):
 def open_stubs(
     target: str, config: ChannelConfig, own: Sequence[tuple[str, str | int]] = (), *, is_asyncio: bool
 ) -> Stubs:
-    """Open a channel, with the method ``Probe`` besides those of the services.
+    """Open a channel to the services, and for probes.
 
     Args:
         target: The server.
@@ -99,7 +102,8 @@ def open_stubs(
         channel = kind.secure_channel(target, config.credentials, channel_options(config, own))
     services = (IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
     rpcs = {name: rpc for service in services for name, rpc in vars(service).items()}
-    return Stubs(channel, rpcs | {"Probe": channel.unary_unary("/grpc.health.v1.Health/Check")})
+    probe = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=Empty.SerializeToString)
+    return Stubs(channel, rpcs | {"Empty": probe})
 
 
 T = TypeVar("T")
@@ -116,7 +120,7 @@ class Connection:
     def __init__(self, open_stubs: Callable[[], Stubs], *, is_asyncio: bool) -> None:
         self.streams: set[object] = set()  # those that run on it; see `least_busy`
         self.is_suspect = False  # see docs/explanation/client-calls.md
-        self.is_probed = False  # whether a probe is under way
+        self.probe: Attempt[Connection] | None = None  # the last one
         self._open_stubs = open_stubs
         self._is_asyncio = is_asyncio
         self._stubs: Stubs | None = None
@@ -169,7 +173,6 @@ class Connection:
             raise
         except BaseException as error:
             leak((stubs, call))
-            self.is_probed = False  # or no later call would probe it
             if self._stubs is stubs:
                 self._stubs = None
             if isinstance(error, ValueError):  # gRPC's, if the channel was closed before the call
@@ -222,10 +225,12 @@ class Connection:
             return _ASYNCIO_FORK_ERROR
         return "" if _FORK_SUPPORT else _FORK_ERROR
 
-    def end_probe(self, *, is_answered: bool) -> None:
-        """Record the end of the probe; without an answer another call sends the next one."""
-        self.is_suspect = not is_answered
-        self.is_probed = False
+    def is_probed(self) -> bool:
+        """Return whether a probe is under way on the open channel."""
+        probe = self.probe
+        if probe is None or probe.has_ended or not self.is_open(probe.stubs):
+            return False
+        return time.monotonic() < probe.sent_at + PROBE_LIFETIME
 
     def drop_channel(self) -> Stubs | None:
         """Let the next call open another channel; return the stubs of this one, for open calls."""
@@ -237,7 +242,7 @@ class Connection:
         """Drop the parent's channel, locks and ids in the child of a fork."""
         self._lock = Lock()
         self.streams = set()
-        self.is_probed = self.is_suspect = False
+        self.is_suspect = False
         leak(self._pending)
         self._pending = set()
         for holder in list(self._holders):

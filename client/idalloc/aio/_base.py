@@ -7,15 +7,13 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, ClassVar, Self, TypeVar
 
-import grpc
-
 from idalloc import _base
 from idalloc._core.attempts import Attempt, Attempts
 from idalloc._core.calls import Call
-from idalloc._core.errors import IdallocError, Unauthenticated
+from idalloc._core.errors import IdallocError, ServerUnreachable
 from idalloc._core.pipeline import Pending
-from idalloc._core.rpc_errors import is_answer, translate_rpc_errors
-from idalloc._transport.channel import PROBE_LIFETIME, Connection, Stubs
+from idalloc._core.rpc_errors import translate_rpc_errors
+from idalloc._transport.channel import Connection, Stubs
 
 T = TypeVar("T")
 
@@ -39,7 +37,7 @@ class BaseClient(_base.BaseClient):
 
         Prefetched ids are discarded. Running calls and streams raise ``ClientClosed``.
         """
-        opened = [stubs for each in self._all_connections() if (stubs := each.close())] + self._retired
+        opened = [stubs for each in [*self._by_target.values()] if (stubs := each.close())] + self._retired
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -59,23 +57,15 @@ class BaseClient(_base.BaseClient):
         await self.close()
 
     async def _call(self, call: Call[T], timeout: float | None = None) -> T:
-        try:
-            return await self._call_with_token(call, timeout)
-        except Unauthenticated:
-            if not self._read_changed_files(at_once=True):
-                raise
-        return await self._call_with_token(call, timeout)
-
-    async def _call_with_token(self, call: Call[T], timeout: float | None) -> T:
         pending = Pending(call, self.timeout if timeout is None else timeout)
         await self._find_servers()
         if call.is_repeatable:
             return await self._repeat(pending)
-        metadata = self._metadata()
         tried: list[Connection] = []
         while True:
             connection = self._servers.pick(tried)
             tried.append(connection)
+            metadata = self._metadata()
             asked = self._now()
             began = monotonic()
             rpc = connection.stubs().rpc(call.request)
@@ -84,9 +74,7 @@ class BaseClient(_base.BaseClient):
                     reply = await rpc(call.request, timeout=pending.time_left(), metadata=metadata)
             except IdallocError as error:
                 self._failed(connection, error)
-                if delay := pending.retry_delay(error, has_other=self._servers.has_other(tried)):
-                    tried.clear()
-                    await asyncio.sleep(delay)
+                await asyncio.sleep(self._retry_delay(pending, tried, error))
             except asyncio.CancelledError:
                 self._raise_if_closed()
                 raise
@@ -141,49 +129,28 @@ class BaseClient(_base.BaseClient):
     # As in ``idalloc._core.attempts.Client``.
 
     def _send(
-        self, server: Connection, pending: Pending[Any], end: Callable[[list[Any], Any], None]
+        self, server: Connection, pending: Pending[Any], end: Callable[[Attempt[Connection], Any], None]
     ) -> Attempt[Connection]:
         request = pending.call.request
-        asked = self._now()
-        stubs = server.stubs()
         metadata = self._metadata()
+        attempt = Attempt(server, server.stubs(), self._now(), monotonic())
         timeout = pending.time_left()
-        ended: list[Any] = []
 
         async def run() -> Any:
             with translate_rpc_errors(self.target):
-                return await stubs.rpc(request)(request, timeout=timeout, metadata=metadata)
+                return await attempt.stubs.rpc(request)(request, timeout=timeout, metadata=metadata)
 
         def finish(task: "asyncio.Task[Any]") -> None:
             if not task.cancelled():
                 task.exception()  # or asyncio would log that of a late answer
-            end(ended, task)
+            end(attempt, task)
 
-        task = self._start_task(run())
-        task.add_done_callback(finish)
-        return Attempt(server, task, ended, stubs, asked, monotonic())
-
-    def _probe(self, server: Connection, changed: Callable[[], None]) -> list[Any]:
-        stubs = server.stubs()
-        ended: list[Any] = []
-
-        async def run() -> None:
-            code = grpc.StatusCode.CANCELLED
-            try:
-                await stubs.rpcs["Probe"](b"", timeout=PROBE_LIFETIME)
-                code = grpc.StatusCode.OK
-            except grpc.RpcError as error:
-                code = error.code()
-            finally:
-                server.end_probe(is_answered=is_answer(code))
-                ended.append(code)
-                changed()
-
-        self._start_task(run())  # a signal handler may raise in it
-        server.is_probed = True
-        return ended
+        attempt.future = self._start_task(run())
+        attempt.future.add_done_callback(finish)
+        return attempt
 
     def _outcome(self, attempt: Attempt[Connection]) -> Any:
         if attempt.future.cancelled():
             self._connection.raise_if_closed()
+            raise ServerUnreachable(f"no answer from {self.target}: the call was cancelled")
         return attempt.future.result()

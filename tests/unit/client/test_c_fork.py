@@ -102,7 +102,7 @@ loop = iter(ids)
 before += islice(loop, 2000)
 while ids._refills.current is None:
     before.append(next(loop))
-wait_until(ids._refills.current.attempts.open[0].ended.__len__)
+wait_until(lambda: ids._refills.current.attempts.open[0].has_ended)
 fork(lambda: islice(loop, 3000))
 """
 

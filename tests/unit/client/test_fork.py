@@ -69,7 +69,7 @@ stream = client.stream_ranges("orders", 50, 10)
 before += next(stream)
 while ids._refills.current is None:  # the parent has a prefetched range when it forks
     before.append(next(loop))
-wait_until(ids._refills.current.attempts.open[0].ended.__len__)
+wait_until(lambda: ids._refills.current.attempts.open[0].has_ended)
 def take():
     one_by_one = [next(ids) for _ in range(3000)]
     rest = [value for ids in stream for value in ids]

@@ -95,7 +95,7 @@ def test_expired_ids_are_discarded(server: FakeServer, client: idalloc.Client) -
     ids = client.ids("orders")
     loop = iter(ids)
     taken = [*islice(loop, 100), next(ids)]
-    wait_until(lambda: all(each.ended for each in open_attempts(ids)), "the last prefetch ends")
+    wait_until(lambda: all(each.has_ended for each in open_attempts(ids)), "the last prefetch ends")
     hold_for(0.35, "the ttl of the ids ends")
     asked = sum(request.id_count for request in server.requests["AllocateRange"])
     assert asked > taken[-1]

@@ -134,7 +134,7 @@ async def test_expired_ids_are_discarded(server: FakeServer, client: idalloc.aio
     server.ttl = 0.3
     ids = client.ids("orders")
     taken = await take(ids, 100)
-    await until(lambda: all(each.ended for each in open_attempts(ids)), "the last prefetch ends")
+    await until(lambda: all(each.has_ended for each in open_attempts(ids)), "the last prefetch ends")
     await hold_for_async(0.35, "the ttl of the ids ends")
     asked = sum(request.id_count for request in server.requests["AllocateRange"])
     assert asked > taken[-1]

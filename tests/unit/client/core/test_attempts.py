@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from idalloc import IdallocError, InternalError, ServerUnreachable
+from idalloc._base import BaseClient
 from idalloc._core.attempts import Attempt, Attempts, Servers
 from idalloc._core.calls import allocate_range
 from idalloc._core.pipeline import Pending
@@ -29,23 +30,25 @@ class World:
         monkeypatch.setattr("idalloc._core.attempts.time.monotonic", lambda: self.now)
         self._servers = Servers([Server("a"), Server("b")], 2)
         self.sent: list[Attempt[Server]] = []
-        self.ends: list[Callable[[list[Any], Any], None]] = []
-        self.probes: list[tuple[str, list[Any]]] = []
+        self.ends: list[Callable[[Attempt[Server], Any], None]] = []
+        self.probes: list[Attempt[Server]] = []
         call = allocate_range("orders", 3)._replace(is_repeatable=True)
         self.attempts = Attempts(self, Pending(call, 30), lambda: None)
 
-    def _send(self, server: Server, pending: Any, end: Callable[[list[Any], Any], None]) -> Attempt[Server]:
-        attempt = Attempt(server, SimpleNamespace(), list[Any](), None, 0, self.now)
+    def _send(self, server: Server, pending: Any, end: Callable[[Attempt[Server], Any], None]) -> Attempt[Server]:
+        attempt = Attempt(server, None, 0, self.now, SimpleNamespace())
         self.sent.append(attempt)
         self.ends.append(end)
         return attempt
 
-    def _probe(self, server: Server, changed: Callable[[], None]) -> list[Any]:
-        self.probes.append((server.name, ended := list[Any]()))
-        return ended
+    def _probe(self, server: Server, changed: Callable[[], None]) -> Attempt[Server]:
+        self.probes.append(Attempt(server, None, 0, self.now))
+        return self.probes[-1]
 
     def _failed(self, server: Server, error: IdallocError) -> None:
         server.is_suspect = isinstance(error, ServerUnreachable)
+
+    _retry_delay: Any = BaseClient._retry_delay
 
     def _outcome(self, attempt: Attempt[Server]) -> Any:
         return attempt.future.result()
@@ -58,7 +61,7 @@ class World:
 
         attempt = self.sent[number]
         attempt.future.result = result
-        self.ends[number](attempt.ended, attempt.future)
+        self.ends[number](attempt, attempt.future)
 
     @property
     def asked(self) -> str:
@@ -75,7 +78,7 @@ def test_silence_is_followed_by_a_probe_and_another_attempt(world: World) -> Non
     assert world.attempts.step() == pytest.approx(0.5)
     world.now += 0.5
     assert world.attempts.step() == pytest.approx(0.25)
-    assert [name for name, _ in world.probes] == ["a"]
+    assert [each.server.name for each in world.probes] == ["a"]
     world.now += 0.25
     assert world.attempts.step() > 20
     assert world.asked == "ab"
@@ -105,7 +108,7 @@ def test_an_answered_probe_means_a_slow_store(world: World) -> None:
     world.attempts.step()
     world.now += 0.5
     world.attempts.step()
-    world.probes[0][1].append("answer")
+    world.probes[0].has_ended = True
     assert world.attempts.step() > 20
     world.now += 5
     assert world.attempts.step() > 20
