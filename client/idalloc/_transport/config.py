@@ -124,7 +124,7 @@ def _check_token(token: str) -> None:
 
 def _check_stays_here(target: str) -> None:
     """Refuse to send a token unencrypted to another machine."""
-    if not all(map(is_local, split(target))):
+    if not is_local(target):
         raise ChannelConfigError(
             "insecure",
             f"the token would be sent unencrypted to {target}: use TLS (ca, credentials), or allow it (insecure)",
@@ -132,36 +132,30 @@ def _check_stays_here(target: str) -> None:
 
 
 def _has_port(target: str) -> bool:
-    """Return whether each address has a port, without which gRPC uses 443.
+    """Return whether the address of one server has a port, without which gRPC uses 443.
 
     Other resolvers' targets are not checked.
     """
     scheme, _, rest = target.partition(":")
-    if scheme in ("ipv4", "ipv6"):
-        addresses = rest.lstrip("/").split(",")
-    elif scheme == "dns":
-        addresses = [rest.rpartition("/")[2]]
+    if scheme in ("dns", "ipv4", "ipv6"):
+        target = rest.rpartition("/")[2]
     elif "/" in target or scheme in ("unix", "unix-abstract", "vsock"):
         return True
-    else:
-        addresses = [target]
-    found = [re.fullmatch(r"(?:\[[^]]+\]|[^][:]+):([0-9]{1,5})", address) for address in addresses]
-    return all(match is not None and 1 <= int(match[1]) <= 65_535 for match in found)
+    match = re.fullmatch(r"(?:\[[^]]+\]|[^][:]+):([0-9]{1,5})", target)
+    return match is not None and 1 <= int(match[1]) <= 65_535
 
 
 def is_local(target: str) -> bool:
-    """Return whether the target is on this machine: a Unix socket or a loopback address."""
+    """Return whether the servers are on this machine: Unix sockets or loopback addresses."""
+    return all(map(_is_loopback, split(target)))
+
+
+def _is_loopback(target: str) -> bool:
     scheme, _, rest = target.partition(":")
     if scheme in ("unix", "unix-abstract"):
         return True
-    if scheme in ("ipv4", "ipv6"):
-        return all(_is_loopback(address) for address in rest.lstrip("/").split(","))
-    if scheme == "dns":  # a target that names a DNS server has a / in it, and is not an address
-        return _is_loopback(rest.lstrip("/"))
-    return _is_loopback(target)
-
-
-def _is_loopback(address: str) -> bool:
+    # A target that names a DNS server has a / in it, and is not an address.
+    address = rest.lstrip("/") if scheme in ("dns", "ipv4", "ipv6") else target
     match = re.fullmatch(r"\[(?P<ipv6>[^]]+)\](:\w+)?|(?P<host>[^:]+)(:\w+)?", address)
     if match is None:
         return False
