@@ -2,10 +2,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
+import idalloc
+from tests.support.fake_server import FakeServer, serving
 from tests.support.paths import ROOT
 
 _IN_CHILD = "IDALLOC_TEST_IN_CHILD"
@@ -27,3 +30,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         done = run()
     assert done.returncode == 0, done.stdout + done.stderr
     return True
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[idalloc.Client]:
+    with idalloc.Client(server.target) as client:
+        yield client

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +21,7 @@ from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._issued_log.log import IssuedLog
 from idalloc._sync import allocate_stream
 from tests.support import issued_log
-from tests.support.fake_server import FakeServer, serving, status_of
+from tests.support.fake_server import FakeServer, status_of
 from tests.support.waiting import until, wait_until
 
 # What a caller does with the stream of either client.
@@ -51,12 +51,6 @@ def by_asyncio(target: str, *asks: Ask, **options: Any) -> list[Any]:
             return await asyncio.gather(*(ask(stream) for ask in asks), return_exceptions=True)
 
     return asyncio.run(run())
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 both = pytest.mark.parametrize("run", [by_threads, by_asyncio])

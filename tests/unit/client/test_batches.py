@@ -1,7 +1,7 @@
 """``allocate_ranges`` of both clients."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import grpc
@@ -11,7 +11,7 @@ from google.rpc import status_pb2
 import idalloc
 import idalloc.aio
 from tests.support import issued_log
-from tests.support.fake_server import FakeServer, serving, status_of
+from tests.support.fake_server import FakeServer, status_of
 
 Results = list[idalloc.Range | idalloc.IdallocError]
 Requests = Iterable[tuple[str, int]]
@@ -28,12 +28,6 @@ def by_asyncio(target: str, requests: Requests, log: Path | None = None) -> Resu
             return await client.allocate_ranges(requests)
 
     return asyncio.run(run())
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 both = pytest.mark.parametrize("allocate", [by_threads, by_asyncio])

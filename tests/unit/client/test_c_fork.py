@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 
 pytestmark = [pytest.mark.test_long, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 
@@ -60,12 +59,6 @@ def fork(function, threads=1):
 """
 
 WAYS = ["page", "process id"]
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 def run(server: FakeServer, script: str, way: str = "page", *, fork_support: bool = True) -> list[Any]:

@@ -1,7 +1,7 @@
 """The client for threads: calls with gRPC's test double, the rest with a fake server."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import pytest
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
-from tests.support.fake_server import FakeServer, serving, trailers
+from tests.support.fake_server import FakeServer, trailers
 from tests.support.waiting import wait_until
 
 T = TypeVar("T")
@@ -62,18 +62,6 @@ class Double:
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> Double:
     return Double(monkeypatch)
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: FakeServer) -> Iterator[idalloc.Client]:
-    with idalloc.Client(server.target) as client:
-        yield client
 
 
 def ids_from(first: int, last: int, step: int = 1) -> pb.IdRange:

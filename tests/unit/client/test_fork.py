@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
@@ -42,12 +41,6 @@ def fork(parent, child):
     print(json.dumps([by_parent, json.loads(by_child or "null"), os.waitpid(pid, 0)[1]]))
     os._exit(0)
 """
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 def run(server: FakeServer, script: str, *, fork_support: bool) -> tuple[Any, Any, int]:

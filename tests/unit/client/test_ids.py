@@ -1,6 +1,5 @@
 """`ids()` of the client for threads, with a fake server."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -9,20 +8,8 @@ import grpc
 import pytest
 
 import idalloc
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 from tests.support.waiting import hold_for, wait_until
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: FakeServer) -> Iterator[idalloc.Client]:
-    with idalloc.Client(server.target) as client:
-        yield client
 
 
 def test_ids_prefetches_growing_ranges(client: idalloc.Client, server: FakeServer) -> None:

@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 
 # Rejects all packages except the standard library's and those that the client depends on.
 _ONLY_DEPENDENCIES = """
@@ -19,12 +18,6 @@ class OnlyDependencies:
 
 sys.meta_path.insert(0, OnlyDependencies())
 """
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:

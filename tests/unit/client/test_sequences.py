@@ -16,15 +16,9 @@ from idalloc._sync import sequences
 from idalloc.aio import _sequences
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.id_allocator_pb2 import ORDERING_RISING
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 
 Call = Callable[[Callable[[Any], Any]], Any]
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture(params=["threads", "asyncio"])

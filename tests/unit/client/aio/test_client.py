@@ -2,22 +2,16 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc
 import pytest
 
 import idalloc
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 from tests.support.logged import lines_of
 from tests.support.waiting import hold_for_async, settle, until
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 import idalloc
 from idalloc.aio._coalescing import _split
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 from tests.support.logged import lines_of
 from tests.support.waiting import hold_for_async, until
 
@@ -48,10 +48,9 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def server(gate: Gate) -> Iterator[FakeServer]:
-    with serving() as server:
-        server.hold = gate
-        yield server
+def server(server: FakeServer, gate: Gate) -> FakeServer:
+    server.hold = gate
+    return server
 
 
 @pytest.fixture

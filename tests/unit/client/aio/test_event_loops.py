@@ -1,19 +1,13 @@
 """A client for asyncio belongs to the event loop of its first call."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 import idalloc.aio
-from tests.support.fake_server import FakeServer, serving
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
+from tests.support.fake_server import FakeServer
 
 
 async def first(items: Any) -> object:

@@ -1,7 +1,7 @@
 """Calls of the client for asyncio over one stream, one at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -9,16 +9,10 @@ import pytest
 
 import idalloc
 import idalloc.aio
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 from tests.support.waiting import until
 
 STREAM = "AllocateStream"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture

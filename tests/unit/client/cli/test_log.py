@@ -1,21 +1,14 @@
 """`--log`: every id that a command prints is in the file."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from idalloc import cli
 from tests.support import issued_log
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 
-
-@pytest.fixture(autouse=True)
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    with serving() as server:
-        monkeypatch.setenv("IDALLOC_SERVER", server.target)
-        monkeypatch.delenv("IDALLOC_TIMEOUT", raising=False)
-        yield server
+pytestmark = pytest.mark.usefixtures("server")
 
 
 @pytest.fixture(params=["issued.log", "issued.jsonl"])

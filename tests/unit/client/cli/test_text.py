@@ -5,7 +5,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ from idalloc.cli import _printer, _progress
 from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as pb
 from tests.support.command_line import Terminal
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 from tests.support.planted_logs import Planted, PlantedLog
 
 # Sets the title, clears the screen, forges a line and changes the writing direction.
@@ -54,30 +54,27 @@ COMMANDS = [
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+def server(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server whose texts are all hostile."""
-    with serving() as server:
-        monkeypatch.setenv("IDALLOC_SERVER", server.target)
-        monkeypatch.delenv("IDALLOC_TIMEOUT", raising=False)
-        server.period = HOSTILE
-        server.node = node_pb2.Node(version=HOSTILE, store=HOSTILE)
-        monkeypatch.setattr(server, "_texts", lambda view, ids: [HOSTILE] * ids.id_count)
-        monkeypatch.setattr(server, "_doc_ids", lambda request, count, context: {"doc_ids": [HOSTILE] * count})
-        for name in ("orders", HOSTILE):
-            server.sequences[name] = pb.Sequence(
-                name=name,
-                description=HOSTILE,
-                labels={HOSTILE: HOSTILE},
-                format=HOSTILE,
-                time_zone=HOSTILE,
-                reset=pb.RESET_YEARLY,
-                step=1,
-                last_value=7,
-                max_value=9,
-                period=HOSTILE,
-                etag=HOSTILE,
-            )
-        yield server
+    server.period = HOSTILE
+    server.node = node_pb2.Node(version=HOSTILE, store=HOSTILE)
+    monkeypatch.setattr(server, "_texts", lambda view, ids: [HOSTILE] * ids.id_count)
+    monkeypatch.setattr(server, "_doc_ids", lambda request, count, context: {"doc_ids": [HOSTILE] * count})
+    for name in ("orders", HOSTILE):
+        server.sequences[name] = pb.Sequence(
+            name=name,
+            description=HOSTILE,
+            labels={HOSTILE: HOSTILE},
+            format=HOSTILE,
+            time_zone=HOSTILE,
+            reset=pb.RESET_YEARLY,
+            step=1,
+            last_value=7,
+            max_value=9,
+            period=HOSTILE,
+            etag=HOSTILE,
+        )
+    return server
 
 
 Capture = Callable[..., tuple[int, str, str]]

@@ -17,12 +17,6 @@ from tests.support.fake_server import FakeServer, serving
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
 def engine(tmp_path: Path) -> Iterator[sa.Engine]:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'orders.db'}")
     yield engine

@@ -15,7 +15,7 @@ import pytest
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support import issued_log
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 from tests.support.full_disk import room_for
 from tests.unit.client.test_fork import run
 
@@ -32,12 +32,6 @@ class Gate(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         self.arrived.set()
         return super().wait(timeout)
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture(params=["issued.log", "issued.jsonl"])

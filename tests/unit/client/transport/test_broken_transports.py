@@ -27,12 +27,6 @@ UUID = "0190a4e2-7b1c-4d6e-8f00-000000000001"
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "INITIAL_BACKOFF", 0.001)
     monkeypatch.setattr(resumption, "INITIAL_BACKOFF", 0.001)

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,6 @@ BEARER = f"Bearer {TOKEN}"
 @pytest.fixture
 def certificates(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 async def drain(ids: Any) -> None:

@@ -1,7 +1,6 @@
 """Clients configured by environment variables."""
 
 import asyncio
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,6 @@ TOKEN = "idalloc_planted-secret-0123456789"
 @pytest.fixture
 def certificates(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,23 +2,15 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
-import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 import idalloc
-from tests.support.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer
 
 SPAN = NonRecordingSpan(SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, False, TraceFlags(1)))
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 RPCS = ("AllocateRange", "StreamRanges", "StreamDocIds", "GetNode")
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
 
 
 def test_the_client_sends_the_trace_context(server: FakeServer) -> None:
