@@ -22,10 +22,13 @@ from idalloc._core.errors import (
     ServerUnreachable,
     Unauthenticated,
 )
+from idalloc._core.locks import Lock
 from idalloc._core.pipeline import Pending
+from idalloc._core.pool import Pool
+from idalloc._core.refill import OUTAGE_LIMIT, Refills
 from idalloc._core.reply_checks import check_reply
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.channel import MAX_CONNECTIONS, PROBE_LIFETIME, Connection, Stubs, open_stubs
+from idalloc._transport.channel import MAX_CONNECTIONS, PROBE_LIFETIME, Connection, Stubs, leak, open_stubs
 from idalloc._transport.config import (
     ChannelConfig,
     ChannelConfigError,
@@ -251,3 +254,28 @@ class BaseClient:
         converted = call.convert(reply)  # it may raise, and then there is no record
         self._record(call.request, reply, asked)
         return converted
+
+
+class BaseIds:
+    """The prefetched ids of one sequence. ``_sync`` and ``aio`` add the iterator."""
+
+    def __init__(self, client: Any, sequence: str, timeout: float = OUTAGE_LIMIT) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._pool = Pool(sequence)
+        self._refills = Refills(client, self._pool)
+        self._lock = Lock()  # of the refills, if threads share them
+        client._connection.register(self)
+
+    def clear(self) -> None:
+        """Discard all prefetched ids. A thread that is in ``next()`` may still return one."""
+        self._pool.clear()
+
+    def _discard(self) -> None:
+        self._pool.close()
+
+    def _clear_after_fork(self) -> None:
+        """Discard the prefetched ids of the parent process."""
+        self._lock = Lock()
+        leak(self._refills.clear())
+        self._pool.clear()

@@ -7,14 +7,11 @@ from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
 
-from idalloc._core.locks import Lock
-from idalloc._core.pool import Pool
-from idalloc._core.refill import OUTAGE_LIMIT, Refills
-from idalloc._sync.base import BaseClient
+from idalloc._base import BaseIds
 from idalloc._transport.channel import leak
 
 
-class Ids(Iterator[int]):
+class Ids(BaseIds, Iterator[int]):
     """An endless iterator over the ids of one sequence.
 
     It prefetches ranges, larger ones the faster ids are used: most ids cost no call. It returns
@@ -38,14 +35,6 @@ class Ids(Iterator[int]):
             server answers, it first waits for the time that ``Client.ids`` was given.
     """
 
-    def __init__(self, client: BaseClient, sequence: str, timeout: float = OUTAGE_LIMIT) -> None:
-        self._client = client
-        self._timeout = timeout
-        self._pool = Pool(sequence)
-        self._refills = Refills(client, self._pool)
-        self._lock = Lock()
-        client._connection.register(self)
-
     def __iter__(self) -> Iterator[int]:
         # Runs in C, and shares the ids with all other iterators.
         return chain.from_iterable(iter(self._next_part, None))
@@ -55,19 +44,6 @@ class Ids(Iterator[int]):
             for value in self._pool.current.ids:
                 return value
             self._next_part()
-
-    def clear(self) -> None:
-        """Discard all prefetched ids. A thread that is in ``next()`` may still return one."""
-        self._pool.clear()
-
-    def _discard(self) -> None:
-        self._pool.close()
-
-    def _clear_after_fork(self) -> None:
-        """Discard the prefetched ids of the parent process."""
-        self._lock = Lock()
-        leak(self._refills.clear())
-        self._pool.clear()
 
     def _next_part(self) -> Iterator[int]:
         """Return an iterator over the next ids, which threads may share."""

@@ -6,25 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Self
 
-from idalloc._core.pool import Pool
-from idalloc._core.refill import OUTAGE_LIMIT, Refills
-from idalloc._transport.channel import leak
-from idalloc.aio._base import BaseClient
+from idalloc._base import BaseIds
 
 
-class Ids(AsyncIterator[int]):
+class Ids(BaseIds, AsyncIterator[int]):
     """An endless asynchronous iterator over the ids of one sequence, as ``idalloc.Ids``.
 
     Tasks may share one ``Ids``: each id goes to one task. A task that is cancelled while it waits
     takes no id.
     """
-
-    def __init__(self, client: BaseClient, sequence: str, timeout: float = OUTAGE_LIMIT) -> None:
-        self._client = client
-        self._timeout = timeout
-        self._pool = Pool(sequence)
-        self._refills = Refills(client, self._pool)
-        client._connection.register(self)
 
     def __aiter__(self) -> Self:
         return self
@@ -34,18 +24,6 @@ class Ids(AsyncIterator[int]):
             for value in self._pool.current.ids:
                 return value
             await self._next_part()
-
-    def clear(self) -> None:
-        """Discard all prefetched ids."""
-        self._pool.clear()
-
-    def _discard(self) -> None:
-        self._pool.close()
-
-    def _clear_after_fork(self) -> None:
-        """Discard the prefetched ids of the parent process."""
-        leak(self._refills.clear())
-        self._pool.clear()
 
     async def _next_part(self) -> None:
         # Without a lock, because a signal handler may raise before `async with` releases it. Only
