@@ -34,13 +34,13 @@ class Retries:
 
     def __init__(self, deadline: float | None = None) -> None:
         self._deadline = deadline
+        self.has_progressed = False
         self._failures = 0
-        self._started = False
 
     def progressed(self) -> None:
         """Record that a message arrived."""
         self._failures = 0
-        self._started = True
+        self.has_progressed = True
 
     def time_left(self) -> float | None:
         """Return the timeout of the next attempt in seconds; None if there is no limit."""
@@ -55,7 +55,7 @@ class Retries:
         """
         self._failures += 1
         no_answer = isinstance(error, ServerUnreachable)
-        attempts = MAX_FIRST_ATTEMPTS if no_answer and not self._started else MAX_ATTEMPTS
+        attempts = MAX_FIRST_ATTEMPTS if no_answer and not self.has_progressed else MAX_ATTEMPTS
         retry_after = error.retry_after or 0.0
         if not isinstance(error, Unavailable) or self._failures >= attempts or retry_after > MAX_RETRY_AFTER:
             raise error

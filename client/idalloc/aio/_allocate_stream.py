@@ -47,6 +47,7 @@ class AllocateStream:
         self._waiting: dict[Pending[Any], None] = {}  # the requests without an answer
         self._outbox: asyncio.Queue[Pending[Any] | None] = asyncio.Queue()  # the requests for the open stream
         self._task: asyncio.Task[None] | None = None  # opens streams and reads their answers
+        self._connection = client._connection  # of the open stream
         self._is_closed = False
 
     async def allocate_range(
@@ -129,6 +130,8 @@ class AllocateStream:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         # Not in `_run`, which may be cancelled, or end by a signal handler's exception, at once.
+        if task is not self._task:
+            return
         error = ClientClosed("the stream is closed") if task.cancelled() else task.exception()
         if error is not None:
             self._fail(error)
@@ -148,6 +151,7 @@ class AllocateStream:
             outbox.put_nowait(pending)
         await client._find_servers()
         with least_busy(client._connections) as connection:
+            self._connection = connection
             process = process_marker()
             rpc = connection.stubs().rpcs["AllocateStream"]
             call = rpc(self._messages(pipeline, outbox, slots), metadata=client._metadata())

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import grpc
 
 from idalloc._core.calls import Call
-from idalloc._core.errors import IdallocError, ServerUnreachable
-from idalloc._core.pipeline import Pending, Pipeline
-from idalloc._core.rpc_errors import translate_rpc_errors
-from idalloc._transport.channel import leak
+from idalloc._core.errors import IdallocError
+from idalloc._core.pipeline import Pending
+from idalloc._core.resumption import Retries
+from idalloc.aio._allocate_stream import AllocateStream
 from idalloc.aio._base import BaseClient
 
 T = TypeVar("T")
@@ -19,47 +19,35 @@ T = TypeVar("T")
 PAUSE = 10.0
 
 
-class SingleRequestStream:
+class SingleRequestStream(AllocateStream):
     """Makes calls over one stream, which costs less than unary calls.
 
     A stream answers in order: behind a request that waits for the store, others would wait, too. So
     it has at most one request in flight; other calls are unary. A call is also repeated as a unary
     one if its stream breaks or the store is unavailable: the client retries unary calls.
-
-    Args:
-        client: The client.
     """
 
     def __init__(self, client: BaseClient) -> None:
-        self._client = client
-        self._call: Any = None  # the open stream
-        self._server = client._connection  # of the open stream
-        self._pipeline = Pipeline()  # of the open stream
-        self._has_answered = False  # whether the open stream has answered a request
-        self._timeout: asyncio.Timeout | None = None  # of the call in flight
+        super().__init__(client)
+        self._retries = Retries()  # of the open stream
         self._paused_until = 0.0
-        client._connection.register(self)
 
     async def call(self, call: Call[T]) -> T:
         """Make a call, with the result and the errors of a unary one."""
         client, loop = self._client, asyncio.get_running_loop()
         # The metadata of a stream cannot carry the trace context of each call.
         is_traced = client._metadata() is not client._config.metadata
-        if self._timeout is not None or is_traced or loop.time() < self._paused_until:
+        if self._waiting or is_traced or loop.time() < self._paused_until:
             return await client._call(call)
         pending = Pending(call, client.timeout)
         try:
             outcome = await self._exchange(pending)
         except TimeoutError:
-            client._connection.raise_if_closed()
-            self._server.is_suspect = True
-            client._probe_suspects()
-            raise pending.deadline_error(client.target, client.timeout) from None
-        except asyncio.CancelledError:
-            client._raise_if_closed()
-            raise
+            error = pending.deadline_error(client.target, client.timeout)
+            client._failed(self._connection, error)
+            raise error from None
         except IdallocError:
-            if not self._has_answered:
+            if not self._retries.has_progressed:
                 self._paused_until = loop.time() + PAUSE
             return await client._call(call, timeout=pending.time_left())
         if not isinstance(outcome, IdallocError):
@@ -70,54 +58,25 @@ class SingleRequestStream:
         return await client._call(call, timeout=pending.time_left())
 
     async def _exchange(self, pending: Pending[Any]) -> Any:
-        """Return the reply or error of a request, unless the timeout or ``_discard`` ends it."""
-        timeout = self._timeout = asyncio.timeout(self._client.timeout)
         try:
-            async with timeout:
-                return await self._send(pending)
-        finally:
-            self._timeout = None
-
-    async def _send(self, pending: Pending[Any]) -> Any:
-        """Send a request and return its reply or error.
-
-        Any exception ends the stream: its answers would belong to other requests.
-        """
-        client = self._client
-        await client._find_servers()
-        if self._call is None or self._call.done() or self._server.is_suspect:
-            self._end()
-            self._server = client._servers.pick()
-            stubs = self._server.stubs()
-            self._call = stubs.rpcs["AllocateStream"](metadata=client._metadata())
-            self._pipeline, self._has_answered = Pipeline(), False
-        call = self._call
-        try:
-            with translate_rpc_errors(client.target):
-                await call.write(self._pipeline.send(pending, client._now()))
-                answer = await call.read()
-            if answer is grpc.aio.EOF:
-                raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
-            _, outcome = self._pipeline.answered(answer)
-        except BaseException as error:
-            self._end()
-            if isinstance(error, IdallocError):
-                client._failed(self._server, error)
+            async with asyncio.timeout(self._client.timeout):
+                await self._client._find_servers()
+                if self._connection.is_suspect:
+                    self._end_stream()
+                return await super()._exchange(pending)
+        except BaseException:
+            self._end_stream()  # the next request would wait for the answer to this one
             raise
-        self._has_answered = True
-        return outcome
 
-    def _discard(self) -> None:
-        """End the stream and the call in flight, whose reads and writes gRPC may not end."""
-        self._end()
-        if self._timeout is not None and not self._timeout.expired():
-            self._timeout.reschedule(0)
+    async def _run(self) -> None:
+        """Open one stream, whose end is raised to the caller."""
+        self._retries = Retries()
+        try:
+            await self._read_answers(self._retries)
+        except Exception as error:
+            self._fail(error)
 
-    def _end(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
-
-    def _clear_after_fork(self) -> None:
-        leak(self._call)
-        self._call = None
+    def _end_stream(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None

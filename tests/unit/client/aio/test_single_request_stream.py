@@ -131,17 +131,10 @@ async def test_closing_between_a_request_and_its_answer(server: FakeServer) -> N
     rpcs = client._connection.stubs().rpcs
     rpc = rpcs[STREAM]
 
-    def open_stream(**arguments: Any) -> Any:
-        call = rpc(**arguments)
-        write = call.write
+    async def close_after_one(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        yield await anext(requests)
+        await asyncio.create_task(client.close())
 
-        async def write_and_close(request: object) -> None:
-            await write(request)
-            await client.close()
-
-        call.write = write_and_close
-        return call
-
-    rpcs[STREAM] = open_stream
+    rpcs[STREAM] = lambda requests, metadata: rpc(close_after_one(requests), metadata=metadata)
     with pytest.raises(RuntimeError, match="the client is closed"):
         await take(client, 1)
