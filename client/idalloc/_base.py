@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from idalloc._core.attempts import Attempt, Servers
+from idalloc._core.attempts import Attempt, Client, Servers
 from idalloc._core.calls import Call
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._core.errors import (
@@ -58,7 +58,7 @@ def _invalid_arguments() -> Iterator[None]:
         raise InvalidConfig(f"{error.setting}: {error.problem}", metadata={"field": error.setting}) from None
 
 
-class BaseClient:
+class BaseClient(Client[Connection]):
     """The connections of a client and its log. ``_sync`` and ``aio`` add the calls."""
 
     _is_asyncio: ClassVar[bool]
@@ -143,8 +143,6 @@ class BaseClient:
             if each.is_suspect and not each.is_probed():
                 self._probe(each, lambda: None)
 
-    # As in ``idalloc._core.attempts.Client``.
-
     def _probe(self, server: Connection, changed: Callable[[], None]) -> Attempt[Connection]:
         def end(probe: Attempt[Connection], future: Any) -> None:
             probe.future = future
@@ -168,14 +166,6 @@ class BaseClient:
         if delay:
             asked.clear()
         return delay
-
-    def _send(
-        self, server: Connection, pending: Pending[Any], end: Callable[[Attempt[Connection], Any], None]
-    ) -> Attempt[Connection]:
-        raise NotImplementedError
-
-    def _outcome(self, attempt: Attempt[Connection]) -> Any:
-        raise NotImplementedError
 
     @property
     def dropped_ids(self) -> int:

@@ -24,9 +24,9 @@ from idalloc.v1 import id_allocator_pb2 as pb
 
 T = TypeVar("T")
 
-_BROKE = "the stream broke"
+STREAM_BROKE = "the stream broke"
 # In errors that do not say why a stream ended; the second is grpc.aio's, after a write.
-_NO_CAUSE = (_BROKE, "Internal error from Core")
+_NO_CAUSE = (STREAM_BROKE, "Internal error from Core")
 
 # The most requests without an answer; the server's limit is 1,000.
 MAX_IN_FLIGHT = 500
@@ -109,11 +109,6 @@ class Pending(Generic[T]):
             return copy(self.failure)
         failure = f"; the last attempt: {self.failure}" if self.failure else ""
         return DeadlineExceeded(f"no answer from {target} within {timeout:g} s{failure}")
-
-
-def stream_broke(target: str) -> ServerUnreachable:
-    """Return the error of a stream that ended without a status. The next stream shows why."""
-    return ServerUnreachable(f"no answer from {target}: {_BROKE}")
 
 
 class Pipeline:

@@ -78,8 +78,9 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
     """Return the exception for gRPC's error of a call to a target."""
     call = cast(FailedCall, error)
     code, message = call.code(), call.details() or ""
+    packed = [value for key, value in call.trailing_metadata() or () if key == DETAILS_KEY and isinstance(value, bytes)]
     try:
-        info, retry_after = _details(call.trailing_metadata())
+        info, retry_after = _unpack(detail for value in packed for detail in _status(value).details)
     except ProtocolError as invalid:
         return ProtocolError(f"{invalid}; the error is {code.name}: {message}", metadata=invalid.metadata)
     if info is None:
@@ -122,15 +123,8 @@ def _without_details(code: grpc.StatusCode, message: str, target: str, retry_aft
     return kind(message, code=code, reason=reason, retry_after=retry_after)
 
 
-def _details(
-    trailers: Iterable[tuple[str, str | bytes]] | None,
-) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
-    """Return the service's ErrorInfo, and the seconds in RetryInfo, or None for what is absent."""
-    packed = [value for key, value in trailers or () if key == DETAILS_KEY and isinstance(value, bytes)]
-    return _unpack(detail for value in packed for detail in _status(value).details)
-
-
 def _unpack(details: Iterable[Any]) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
+    """Return the service's ErrorInfo, and the seconds in RetryInfo, or None for what is absent."""
     info, retry_after = None, None
     for detail in details:
         found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()

@@ -25,7 +25,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from idalloc.v1 import id_allocator_pb2 as pb
@@ -70,19 +70,6 @@ class Run(NamedTuple):
     first: str
     step: int
     id_count: int
-
-
-class Encoder(Protocol):
-    """Encodes the header and the records of a log."""
-
-    def header(self, text: str) -> bytes: ...
-
-    def range(self, request: "RangeRequest", response: "RangeResponse", asked: int, answered: int) -> bytes: ...
-
-    def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes: ...
-
-    def commit(self) -> None:
-        """Remember that the last encoded record was written."""
 
 
 class BinaryEncoder:
@@ -131,6 +118,7 @@ class BinaryEncoder:
         return b"".join(rows)
 
     def commit(self) -> None:
+        """Remember that the last encoded record was written."""
         self._written |= self._new
 
     def _name_rows(self, name: str) -> bytes:
@@ -174,6 +162,9 @@ class JsonLinesEncoder:
 
     def commit(self) -> None:
         pass
+
+
+Encoder: TypeAlias = BinaryEncoder | JsonLinesEncoder
 
 
 def _request_id(request: "RangeRequest") -> uuid.UUID | None:

@@ -35,29 +35,23 @@ MAX_CONNECTIONS = 4
 # repeats such a call without limit or pause if each connection begins with GOAWAY.
 PROBE_LIFETIME = 60.0
 
-_USER_AGENT = f"idalloc-python/{version('idalloc')}"
+OPTIONS: list[tuple[str, str | int]] = [
+    ("grpc.service_config_disable_resolution", 1),  # a DNS record must not set timeouts
+    # Do not share connections between clients: each server process accepts its own connections.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's default waits up to two minutes before it reconnects; streams give up earlier.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A call without a deadline, such as a stream, must also detect that the server vanished.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.primary_user_agent", f"idalloc-python/{version('idalloc')}"),
+]
+
 # Whether gRPC handles forks of this process. It reads the variable once, when it is loaded.
 _FORK_SUPPORT = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true", "yes")
 
 _leaked: list[object] = []
-
-
-def channel_options(config: ChannelConfig, own: Sequence[tuple[str, str | int]] = ()) -> list[tuple[str, str | int]]:
-    """Return a channel's options: connection settings and those of the config."""
-    return [
-        ("grpc.service_config_disable_resolution", 1),  # a DNS record must not set timeouts
-        # Do not share connections between clients: each server process accepts its own connections.
-        ("grpc.use_local_subchannel_pool", 1),
-        # gRPC's default waits up to two minutes before it reconnects; streams give up earlier.
-        ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
-        # A call without a deadline, such as a stream, must also detect that the server vanished.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.primary_user_agent", _USER_AGENT),
-        *own,
-        *config.options,
-    ]
 
 
 class IdHolder(Protocol):
@@ -95,11 +89,7 @@ def open_stubs(
         own: Options of this channel, which those of ``config`` override.
         is_asyncio: Whether the channel is one of ``grpc.aio``.
     """
-    kind: Any = grpc.aio if is_asyncio else grpc
-    if config.credentials is None:
-        channel = kind.insecure_channel(target, channel_options(config, own))
-    else:
-        channel = kind.secure_channel(target, config.credentials, channel_options(config, own))
+    channel = config.open(grpc.aio if is_asyncio else grpc, target, [*OPTIONS, *own])
     services = (IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
     rpcs = {name: rpc for service in services for name, rpc in vars(service).items()}
     probe = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=Empty.SerializeToString)

@@ -77,6 +77,13 @@ class ChannelConfig:
             if credentials is None and not insecure:
                 _check_stays_here(target)
 
+    def open(self, kind: Any, target: str, options: Iterable[tuple[str, str | int]] = ()) -> Any:
+        """Open a channel of the module ``grpc`` or ``grpc.aio``; its own options come last."""
+        options = [*options, *self.options]
+        if self.credentials is None:
+            return kind.insecure_channel(target, options)
+        return kind.secure_channel(target, self.credentials, options)
+
 
 def split(target: str) -> list[str]:
     """Return the targets of the servers of a list; any other target is one server."""

@@ -12,7 +12,7 @@ from idalloc._core import calls
 from idalloc._core.calls import Call
 from idalloc._core.errors import ClientClosed, IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, stream_broke
+from idalloc._core.pipeline import MAX_IN_FLIGHT, STREAM_BROKE, Pending, Pipeline
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -31,8 +31,8 @@ def _broken_streams(target: str) -> Iterator[None]:
     except asyncio.CancelledError as error:
         if is_task_cancelled():
             raise
-        # gRPC cancels a call if its task that writes the requests fails.
-        raise stream_broke(target) from error
+        # gRPC cancels a call if its task that writes the requests fails. The next stream shows why.
+        raise ServerUnreachable(f"no answer from {target}: {STREAM_BROKE}") from error
 
 
 class AllocateStream:

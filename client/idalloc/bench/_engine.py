@@ -38,9 +38,8 @@ TIMER_RESOLUTION = 0.001
 # process busy.
 PAUSE = 0.1
 
-# No retries: a failed call must be counted.
-_OPTIONS = [
-    ("grpc.enable_retries", 0),
+# Besides those of the config: gRPC retries no call, so each failed one is counted.
+_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.primary_user_agent", f"idalloc-bench/{version('idalloc')}"),
 ]
@@ -104,7 +103,7 @@ class Bench:
         """
         plan = self.plan
         connections = min(plan.connections, plan.concurrency)
-        channels = [self._open() for _ in range(connections)]
+        channels = [self._access.open(grpc.aio, plan.target, _OPTIONS) for _ in range(connections)]
         try:
             await self._connect(channels)
             if plan.total is None:
@@ -141,12 +140,6 @@ class Bench:
         except TimeoutError:
             await self._raise_connection_error(channels[0])
             raise ServerUnreachable(f"no answer from {self.plan.target} in {self.plan.timeout:g} s") from None
-
-    def _open(self) -> grpc.aio.Channel:
-        options = [*_OPTIONS, *self._access.options]
-        if self._access.credentials is None:
-            return grpc.aio.insecure_channel(self.plan.target, options=options)
-        return grpc.aio.secure_channel(self.plan.target, self._access.credentials, options=options)
 
     async def _raise_connection_error(self, channel: grpc.aio.Channel) -> None:
         """Raise the cause of a failed connection, which gRPC reports only to calls."""

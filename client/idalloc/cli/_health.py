@@ -70,12 +70,8 @@ def check(target: str, service: str, timeout: float, arguments: "ChannelArgument
     from idalloc._transport.config import ChannelConfig
 
     access = ChannelConfig(target, **arguments)
-    if access.credentials is None:
-        channel = grpc.insecure_channel(target, access.options)
-    else:
-        channel = grpc.secure_channel(target, access.credentials, access.options)
     try:
-        with channel:
+        with access.open(grpc, target) as channel:
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
             reply = call(_request(service), timeout=timeout, metadata=access.metadata)
     except grpc.RpcError as error:
