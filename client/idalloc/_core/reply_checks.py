@@ -1,6 +1,7 @@
 """Checks of replies against the contract in the protos.
 
-A reply that violates it is rejected as a whole, before any of its ids is returned to the caller.
+A reply that violates it is rejected as a whole, before any of its ids is returned to the caller:
+the checks raise ``ProtocolError``, also for None, which grpc.aio returns for what it cannot parse.
 """
 
 import re
@@ -66,11 +67,7 @@ def protocol_error(reply: Message, field: str, found: str, expected: str) -> Pro
 
 
 def check_duration(reply: Message, field: str, duration: Duration, max_seconds: int) -> None:
-    """Check that a duration is between 0 and ``max_seconds``.
-
-    Raises:
-        ProtocolError: It is not.
-    """
+    """Check that a duration is between 0 and ``max_seconds``."""
     seconds, nanos = duration.seconds, duration.nanos
     if not (0 <= seconds <= max_seconds and 0 <= nanos < 10**9):
         found = f"is {seconds} s and {nanos} ns" if nanos else f"is {seconds} s"
@@ -78,11 +75,7 @@ def check_duration(reply: Message, field: str, duration: Duration, max_seconds: 
 
 
 def check_reply(request: Message, reply: Message) -> None:
-    """Check the reply to a unary request.
-
-    Raises:
-        ProtocolError: It is invalid, or it is None because grpc.aio could not parse it.
-    """
+    """Check the reply to a unary request."""
     check = CHECKS.get(type(reply))
     if check is None:
         raise unparsable(request)
@@ -99,9 +92,6 @@ def check_chunk(request: StreamRequest, reply: StreamReply, missing: int) -> int
 
     Returns:
         The number of ids in the message.
-
-    Raises:
-        ProtocolError: It is invalid, or it is None because grpc.aio could not parse it.
     """
     if not missing:
         raise ProtocolError(f"the reply to {type(request).__name__} continues after its {request.total_id_count} ids")
@@ -144,19 +134,16 @@ def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool
         raise _wrong_count(reply, "range.id_count", f"is {count}", min_count, max_count)
     if not step:
         raise protocol_error(reply, "range.step", "is 0", "a step other than 0")
-    if last != first + (count - 1) * step:
-        expected = first + (count - 1) * step
-        raise protocol_error(
-            reply, "range.last_id", f"is {last}", f"{expected}, {count - 1} steps of {step} after {first}"
-        )
+    if last != (expected := first + (count - 1) * step):
+        steps = f"{expected}, {count - 1} steps of {step} after {first}"
+        raise protocol_error(reply, "range.last_id", f"is {last}", steps)
     if first > MAX_ID or last > MAX_ID:
         field = "range.first_id" if first > MAX_ID else "range.last_id"
         raise protocol_error(reply, field, f"is {MAX_ID + 1}", f"at most {MAX_ID}")
     check_duration(reply, "ttl", reply.ttl, MAX_TTL_SECONDS)
     if reply.period and not _PERIOD.fullmatch(reply.period):
-        raise protocol_error(
-            reply, "period", f"is {quote(reply.period)}", "a year, a month or a day, such as '2026-11'"
-        )
+        expected_period = "a year, a month or a day, such as '2026-11'"
+        raise protocol_error(reply, "period", f"is {quote(reply.period)}", expected_period)
     if with_texts:
         _check_each_once(reply, "texts", list(reply.texts), count)
     elif reply.texts:
@@ -200,9 +187,8 @@ def _check_doc_ids(reply: DocIds, min_count: int, max_count: int) -> int:
         if first <= last:
             raise protocol_error(reply, f"runs[{number}].first_doc_id", f"is {quote(first)}", f"an id after {last}")
         if step < 1 or int(first[_SHARED_LENGTH:], 16) + (more - 1) * step > _MAX_SERIAL:
-            raise protocol_error(
-                reply, f"runs[{number}].step", f"is {step}", f"at least 1, and {more} serials below 2^64"
-            )
+            expected = f"at least 1, and {more} serials below 2^64"
+            raise protocol_error(reply, f"runs[{number}].step", f"is {step}", expected)
         count += more
         last = _last_doc_id(run)
     if count < min_count:
@@ -239,11 +225,7 @@ def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -
 
 
 def check_sequence(reply: Message, field: str, sequence: sequences.Sequence) -> None:
-    """Check the numbers and times of a sequence.
-
-    Raises:
-        ProtocolError: One of them is out of range.
-    """
+    """Check the numbers and times of a sequence."""
     if sequence.remaining < 0:
         raise protocol_error(reply, f"{field}.remaining", f"is {sequence.remaining}", "at least 0")
     if not 0 <= sequence.used_ratio <= 1:
@@ -256,9 +238,8 @@ def check_sequence(reply: Message, field: str, sequence: sequences.Sequence) -> 
 
 def _check_time(reply: Message, field: str, time: Timestamp) -> None:
     if not (MIN_TIME <= time.seconds <= MAX_TIME and 0 <= time.nanos < 10**9):
-        found = (
-            f"is {time.seconds} s and {time.nanos} ns since 1970" if time.nanos else f"is {time.seconds} s since 1970"
-        )
+        nanos = f" and {time.nanos} ns" if time.nanos else ""
+        found = f"is {time.seconds} s{nanos} since 1970"
         raise protocol_error(reply, field, found, "a time in the years 1 to 9999")
 
 
@@ -281,10 +262,8 @@ def _check_page(request: sequences.ListSequencesRequest, reply: sequences.ListSe
         raise protocol_error(reply, "sequences", f"has {len(reply.sequences)} items", f"at most {request.page_size}")
     for number, sequence in enumerate(reply.sequences):
         if not sequence.name.startswith(request.name_prefix):
-            found = f"is {quote(sequence.name)}"
-            raise protocol_error(
-                reply, f"sequences[{number}].name", found, f"a name that begins with {request.name_prefix!r}"
-            )
+            expected = f"a name that begins with {request.name_prefix!r}"
+            raise protocol_error(reply, f"sequences[{number}].name", f"is {quote(sequence.name)}", expected)
         check_sequence(reply, f"sequences[{number}]", sequence)
 
 

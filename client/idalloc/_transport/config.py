@@ -15,6 +15,7 @@ from idalloc._core.text import escaped
 if TYPE_CHECKING:
     import grpc
 
+_TOKEN = re.compile("[!-~]+")
 # The values of a Boolean environment variable.
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -72,10 +73,13 @@ class ChannelConfig:
                 raise ChannelConfigError("server_name", "requires TLS: set tls, ca or cert (or credentials), too")
             self.options.append(("grpc.default_authority", server_name))
         if token is not None:
-            _check_token(token)
+            if not _TOKEN.fullmatch(token):  # gRPC itself would print a token that it rejects
+                must = "must be ASCII characters without spaces, line breaks or the prefix Bearer"
+                raise ChannelConfigError("token", must)
             self.metadata = (("authorization", f"Bearer {token}"),)
-            if credentials is None and not insecure:
-                _check_stays_here(target)
+            if credentials is None and not insecure and not is_local(target):
+                problem = f"the token would be sent unencrypted to {target}: use TLS (ca, credentials), or allow it"
+                raise ChannelConfigError("insecure", f"{problem} (insecure)")
 
     def open(self, kind: Any, target: str, options: Iterable[tuple[str, str | int]] = ()) -> Any:
         """Open a channel of the module ``grpc`` or ``grpc.aio``; its own options come last."""
@@ -95,8 +99,7 @@ def split(target: str) -> list[str]:
 
 def name_of(target: str) -> tuple[str, int] | None:
     """Return the host name and the port of a target that may be several servers, else None."""
-    text = target.removeprefix("dns:").lstrip("/") if target.startswith("dns:") else target
-    match = re.fullmatch(r"(?!unix:|vsock:|localhost:|[\d.]+:)([^/:\[\]]+):(\d+)", text)
+    match = re.fullmatch(r"(?:dns:/*)?(?!unix:|vsock:|localhost:|[\d.]+:)([^/:\[\]]+):(\d+)", target)
     return (match[1], int(match[2])) if match else None
 
 
@@ -120,21 +123,6 @@ def _check_target(target: str) -> None:
         raise ChannelConfigError(
             "server",
             f"must be HOST:PORT, such as localhost:50051 or [::1]:50051, or several with commas, not {target!r}",
-        )
-
-
-def _check_token(token: str) -> None:
-    # gRPC itself would print a token that it rejects.
-    if not re.fullmatch("[!-~]+", token):
-        raise ChannelConfigError("token", "must be ASCII characters without spaces, line breaks or the prefix Bearer")
-
-
-def _check_stays_here(target: str) -> None:
-    """Refuse to send a token unencrypted to another machine."""
-    if not is_local(target):
-        raise ChannelConfigError(
-            "insecure",
-            f"the token would be sent unencrypted to {target}: use TLS (ca, credentials), or allow it (insecure)",
         )
 
 
@@ -276,7 +264,7 @@ def read_token(file: str | os.PathLike[str]) -> str:
         raise ChannelConfigError("token_file", f"{file} is not text") from None
     if not token:
         raise ChannelConfigError("token_file", f"{file} is empty")
-    if not re.fullmatch("[!-~]+", token):
+    if not _TOKEN.fullmatch(token):
         raise ChannelConfigError("token_file", f"{file} must contain one token and nothing else")
     return token
 
