@@ -4,12 +4,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import idalloc
+from tests.support.certificates import Certificates
 from tests.support.fake_server import FakeServer, serving
 from tests.support.paths import ROOT
+from tests.unit.client.clients import KINDS
 
 _IN_CHILD = "IDALLOC_TEST_IN_CHILD"
 
@@ -36,6 +39,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def server() -> Iterator[FakeServer]:
     with serving() as server:
         yield server
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of a client."""
+    return str(request.param)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+@pytest.fixture(params=["issued.log", "issued.jsonl"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A file for a log of issued ids, of each format."""
+    return tmp_path / str(request.param)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from idalloc._core.text import escaped
 from idalloc._transport.config import read_token
 from idalloc.v1.sequences_pb2 import Sequence
 from idalloc.verify._verdict import verify
+from tests.unit.client.clients import KINDS, opened
 
 TARGET = "127.0.0.1:1"
 
@@ -29,14 +30,12 @@ TARGET = "127.0.0.1:1"
         ({"request_id": ""}, InvalidRequest, "request_id: must be a UUID, not empty"),
     ],
 )
-async def test_an_invalid_argument_is_named(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_an_invalid_argument_is_named(
+    kind: str, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     """An argument that does not fit raises an error that names it, in both clients."""
-    arguments = {"sequence": "orders"} | arguments
-    with idalloc.Client(TARGET) as client, pytest.raises(error, match=f"^{message}"):
-        client.allocate_range(**arguments)
-    async with idalloc.aio.Client(TARGET) as other:
-        with pytest.raises(error, match=f"^{message}"):
-            await other.allocate_range(**arguments)
+    with opened(kind, TARGET) as client, pytest.raises(error, match=f"^{message}"):
+        client.allocate_range(**{"sequence": "orders"} | arguments)
 
 
 def test_other_methods_name_an_invalid_argument() -> None:
@@ -64,11 +63,10 @@ def test_other_methods_name_an_invalid_argument() -> None:
         ({"credentials": "ca.pem"}, "credentials must be of grpc, such as .* not str"),
     ],
 )
-@pytest.mark.parametrize("client", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
-def test_a_client_rejects_arguments_of_wrong_types(client: Any, arguments: dict[str, Any], message: str) -> None:
+def test_a_client_rejects_arguments_of_wrong_types(kind: str, arguments: dict[str, Any], message: str) -> None:
     """A client rejects a timeout or credentials of a wrong type when it is created."""
     with pytest.raises(TypeError, match=message):
-        client(TARGET, **arguments)
+        KINDS[kind](TARGET, **arguments)
 
 
 HOSTILE = "a\x1b[2J\x9b\u202e\n"

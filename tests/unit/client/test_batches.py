@@ -1,6 +1,5 @@
 """``allocate_ranges`` of both clients."""
 
-import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,29 +11,24 @@ import idalloc
 import idalloc.aio
 from tests.support import issued_log
 from tests.support.fake_server import FakeServer, status_of
+from tests.unit.client.clients import opened
 
 Results = list[idalloc.Range | idalloc.IdallocError]
 Requests = Iterable[tuple[str, int]]
 
 
-def by_threads(target: str, requests: Requests, log: Path | None = None) -> Results:
-    with idalloc.Client(target, log=log) as client:
-        return client.allocate_ranges(requests)
-
-
-def by_asyncio(target: str, requests: Requests, log: Path | None = None) -> Results:
-    async def run() -> Results:
-        async with idalloc.aio.Client(target, log=log) as client:
-            return await client.allocate_ranges(requests)
-
-    return asyncio.run(run())
-
-
-both = pytest.mark.parametrize("allocate", [by_threads, by_asyncio])
 Allocate = Callable[..., Results]
 
 
-@both
+@pytest.fixture
+def allocate(kind: str) -> Allocate:
+    def allocate(target: str, requests: Requests, log: Path | None = None) -> Results:
+        with opened(kind, target, log=log) as client:
+            return list(client.allocate_ranges(requests))
+
+    return allocate
+
+
 def test_results_are_in_the_order_of_the_requests(server: FakeServer, allocate: Allocate) -> None:
     """Each request has its range, in order, also if the requests come from a generator."""
     asked = [("orders", 2), ("lines", 20), ("orders", 3)]
@@ -45,7 +39,6 @@ def test_results_are_in_the_order_of_the_requests(server: FakeServer, allocate: 
     assert [(each.sequence, each.id_count) for each in request.requests] == asked
 
 
-@both
 def test_an_error_is_returned_in_its_place(server: FakeServer, allocate: Allocate) -> None:
     """A failed request has its exception in the list, with all details; others have ranges."""
     code = grpc.StatusCode.OUT_OF_RANGE
@@ -59,9 +52,8 @@ def test_an_error_is_returned_in_its_place(server: FakeServer, allocate: Allocat
     assert slow.retry_after == 0.25
 
 
-@both
 @pytest.mark.parametrize(
-    ("error", "kind", "reason"),
+    ("error", "expected", "reason"),
     [
         (status_pb2.Status(code=14, message="why"), idalloc.Unavailable, "UNAVAILABLE"),
         (status_pb2.Status(code=3, message="why"), idalloc.IdallocError, "INVALID_ARGUMENT"),
@@ -72,17 +64,16 @@ def test_an_error_is_returned_in_its_place(server: FakeServer, allocate: Allocat
     ids=["unavailable", "invalid", "unknown code", "unknown reason", "negative delay"],
 )
 def test_an_error_of_another_server_is_an_exception(
-    server: FakeServer, allocate: Allocate, error: status_pb2.Status, kind: type[Exception], reason: str
+    server: FakeServer, allocate: Allocate, error: status_pb2.Status, expected: type[Exception], reason: str
 ) -> None:
     """An error with unknown, invalid or no details is an exception of the base classes."""
     server.failing["orders"] = error
     [found] = allocate(server.target, [("orders", 1)])
-    assert type(found) is kind
+    assert type(found) is expected
     assert isinstance(found, idalloc.IdallocError)
     assert found.reason == reason
 
 
-@both
 def test_the_call_is_retried_as_a_whole(server: FakeServer, allocate: Allocate) -> None:
     """A call that finds the server unavailable is tried again; an error of the call is raised."""
     server.fail_next("BatchAllocateRanges", "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE)
@@ -95,7 +86,6 @@ def test_the_call_is_retried_as_a_whole(server: FakeServer, allocate: Allocate) 
     assert failed.value.field == "requests"
 
 
-@both
 def test_each_range_is_logged(server: FakeServer, allocate: Allocate, tmp_path: Path) -> None:
     """The log of issued ids has a record of each range, and none of an error."""
     server.failing["bad"] = status_of("SEQUENCE_NOT_FOUND", grpc.StatusCode.NOT_FOUND)
@@ -109,7 +99,6 @@ def test_each_range_is_logged(server: FakeServer, allocate: Allocate, tmp_path: 
     ]
 
 
-@both
 @pytest.mark.parametrize(
     ("request_", "message"),
     [(("orders", 0), "n: must be at least 1"), (("orders", "5"), "n must be an integer"), ((5, 1), "sequence: ")],

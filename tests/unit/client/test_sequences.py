@@ -1,9 +1,7 @@
 """`client.sequences`, texts, UUIDs, request ids and nodes, in both clients."""
 
-import asyncio
-import inspect
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,46 +10,24 @@ import pytest
 
 import idalloc
 from idalloc._core.sequences import SequenceSettings
-from idalloc._sync import sequences
-from idalloc.aio import _sequences
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.id_allocator_pb2 import ORDERING_RISING
 from tests.support.fake_server import FakeServer
+from tests.unit.client.clients import opened
 
 Call = Callable[[Callable[[Any], Any]], Any]
 
 
-@pytest.fixture(params=["threads", "asyncio"])
-def call(server: FakeServer, request: pytest.FixtureRequest) -> Iterator[Call]:
+@pytest.fixture
+def call(server: FakeServer, kind: str) -> Iterator[Call]:
     """Run a call in a client, and return its result; a list for an iterator."""
+    with opened(kind, server.target) as client:
 
-    def by_threads(do: Callable[[Any], Any]) -> Any:
-        with idalloc.Client(server.target) as client:
+        def run(do: Callable[[Any], Any]) -> Any:
             done = do(client)
-            return list(done) if inspect.isgenerator(done) else done
+            return list(done) if isinstance(done, Iterator) else done
 
-    async def by_asyncio(do: Callable[[Any], Any]) -> Any:
-        async with idalloc.aio.Client(server.target) as client:
-            done = do(client)
-            if isinstance(done, AsyncIterator):
-                return [each async for each in done]
-            return await done
-
-    if request.param == "threads":
-        yield by_threads
-    else:
-        yield lambda do: asyncio.run(by_asyncio(do))
-
-
-def test_both_clients_have_the_same_sequence_methods() -> None:
-    """client.sequences of both clients has the same methods and parameters."""
-
-    def methods(kind: type) -> dict[str, list[inspect.Parameter]]:
-        public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
-        signatures = {name: inspect.signature(member) for name, member in public.items()}
-        return {name: list(signature.parameters.values()) for name, signature in signatures.items()}
-
-    assert methods(sequences.Sequences) == methods(_sequences.Sequences)
+        yield run
 
 
 def test_the_settings_are_fields_of_the_proto() -> None:
@@ -206,4 +182,4 @@ def test_ids_rejects_a_sequence_with_a_reset(server: FakeServer, call: Call) -> 
     """P1: ids() of a sequence with a reset raises InvalidRequest, because its numbers repeat."""
     server.period = "2026"
     with pytest.raises(idalloc.InvalidRequest, match="texts=True"):
-        call(lambda client: next(client.ids("a")) if isinstance(client, idalloc.Client) else anext(client.ids("a")))
+        call(lambda client: next(client.ids("a")))

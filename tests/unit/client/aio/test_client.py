@@ -9,6 +9,8 @@ import grpc
 import pytest
 
 import idalloc
+from idalloc._sync import sequences
+from idalloc.aio import _sequences
 from tests.support.fake_server import FakeServer
 from tests.support.logged import lines_of
 from tests.support.waiting import hold_for_async, settle, until
@@ -35,6 +37,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert methods(idalloc.Client) == methods(idalloc.aio.Client)
     assert {"allocate_range", "close"} <= methods(idalloc.Client).keys()
     assert methods(idalloc.AllocateStream) == methods(idalloc.aio.AllocateStream)
+    assert methods(sequences.Sequences) == methods(_sequences.Sequences)
 
 
 async def test_each_method_returns_its_ids(client: idalloc.aio.Client) -> None:

@@ -37,11 +37,6 @@ def environment(clean_environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    return Certificates(tmp_path)
-
-
-@pytest.fixture
 def shown(certificates: Certificates) -> Shown:
     return certificates.client("billing")
 

@@ -11,11 +11,6 @@ from tests.support.fake_server import FakeServer
 pytestmark = pytest.mark.usefixtures("server")
 
 
-@pytest.fixture(params=["issued.log", "issued.jsonl"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / str(request.param)
-
-
 @pytest.mark.parametrize(
     "line",
     ["allocate orders 5", "stream orders --total 5 --chunk 2", "stream orders --total 20000 --chunk 7000"],

@@ -17,6 +17,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support import issued_log
 from tests.support.fake_server import FakeServer
 from tests.support.full_disk import room_for
+from tests.unit.client.clients import KINDS, opened
 from tests.unit.client.test_fork import run
 
 REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"
@@ -34,11 +35,6 @@ class Gate(threading.Event):
         return super().wait(timeout)
 
 
-@pytest.fixture(params=["issued.log", "issued.jsonl"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / str(request.param)
-
-
 @pytest.fixture
 def threads_client(server: FakeServer, path: Path) -> Iterator[idalloc.Client]:
     with idalloc.Client(server.target, log=path) as client:
@@ -51,49 +47,11 @@ async def aio_client(server: FakeServer, path: Path) -> AsyncIterator[idalloc.ai
         yield client
 
 
-class Blocking:
-    """An asyncio client whose methods block, as those of the client for threads."""
-
-    def __init__(self, client: idalloc.aio.Client, runner: asyncio.Runner) -> None:
-        self._client, self._runner = client, runner
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._client, name)
-        return self._block(member) if callable(member) else member
-
-    def _block(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            called = method(*args, **options)
-            return self._all(called) if isinstance(called, AsyncIterator) else self._runner.run(called)
-
-        return run
-
-    def _all(self, values: AsyncIterator[Any]) -> Iterator[Any]:
-        async def take() -> Any:
-            return await anext(values, None)
-
-        return iter(lambda: self._runner.run(take()), None)
-
-
-KINDS = {"threads": idalloc.Client, "asyncio": idalloc.aio.Client}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def client(server: FakeServer, path: Path, kind: str) -> Iterator[Any]:
     """Return a client of either kind, used in the same way."""
-    if kind == "threads":
-        with idalloc.Client(server.target, log=path) as client:
-            yield client
-        return
-    with asyncio.Runner() as runner:
-        blocking = Blocking(idalloc.aio.Client(server.target, log=path, timeout=20), runner)
-        yield blocking
-        blocking.close()
+    with opened(kind, server.target, log=path, timeout=20) as client:
+        yield client
 
 
 def test_a_range_is_one_record(server: FakeServer, client: Any, path: Path) -> None:

@@ -26,11 +26,6 @@ REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@pytest.fixture(params=ENCODINGS)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / str(request.param)
-
-
 def range_request(sequence: str = "orders", request_id: str = "") -> pb.AllocateRangeRequest:
     return pb.AllocateRangeRequest(sequence=sequence, request_id=request_id)
 

@@ -18,11 +18,6 @@ TOKEN = "idalloc_planted-secret-0123456789"
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    return Certificates(tmp_path)
-
-
-@pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in ("SERVER", "TLS", "CA", "CERT", "KEY", "SERVER_NAME", "TOKEN", "TOKEN_FILE", "TOKEN_INSECURE"):
         monkeypatch.delenv(f"IDALLOC_{name}", raising=False)
