@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from inspect import iscoroutine, ismethod
 from typing import Any
 
@@ -41,11 +41,16 @@ class Blocking:
 
 
 @contextmanager
-def opened(kind: str, target: str, **options: Any) -> Iterator[Any]:
-    """Open a client of a kind during the block."""
-    if kind == "threads":
-        with idalloc.Client(target, **options) as client:
+def blocking(client: Any) -> Iterator[Any]:
+    """Use a client during the block; the one for asyncio blocks, as the one for threads does."""
+    if isinstance(client, idalloc.Client):
+        with client:
             yield client
         return
-    with asyncio.Runner() as runner, closing(Blocking(idalloc.aio.Client(target, **options), runner)) as blocking:
-        yield blocking
+    with asyncio.Runner() as runner, closing(Blocking(client, runner)) as other:
+        yield other
+
+
+def opened(kind: str, target: str, **options: Any) -> AbstractContextManager[Any]:
+    """Open a client of a kind during the block."""
+    return blocking(KINDS[kind](target, **options))

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from idalloc._transport.config import addresses
 from tests.support.broken_transports import ROWS, breaking
 from tests.support.fake_server import FakeServer, serving
 from tests.support.waiting import wait_until
+from tests.unit.client.clients import opened
 
 HUNG = {"when": "call", "do": "nothing"}
 # Far less than the clients' timeout of 30 s, in seconds; on a quiet machine it is about 0.75 s.
@@ -32,61 +33,31 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumption, "INITIAL_BACKOFF", 0.001)
 
 
-def by_threads(target: str, limit: float) -> Iterator[Callable[[], list[int]]]:
-    """Yield functions that make each kind of call; a pool waits for ``limit`` seconds."""
-    client = idalloc.Client(target, timeout=30)
-    yield lambda: list(client.allocate_range("orders", 2))
-    yield lambda: list(client.allocate_range("orders", 2, idempotent=True))
-    yield lambda: [each for ids in client.stream_ranges("orders", 6, 2) for each in ids]
-    yield lambda: list(islice(client.ids("orders", timeout=limit), 5))
-    stream = idalloc.Client(target, timeout=limit).allocate_stream()
-    yield lambda: list(stream.allocate_range("orders", 2))
-    stream.close()
-    client.close()
+# The calls of a client; a pool waits for ``limit``, and so does the stream of a hasty client.
+CALLS: list[Callable[[Any, Any, float], list[int]]] = [
+    lambda client, hasty, limit: list(client.allocate_range("orders", 2)),
+    lambda client, hasty, limit: list(client.allocate_range("orders", 2, idempotent=True)),
+    lambda client, hasty, limit: [each for ids in client.stream_ranges("orders", 6, 2) for each in ids],
+    lambda client, hasty, limit: list(islice(client.ids("orders", timeout=limit), 5)),
+    lambda client, hasty, limit: list(hasty.allocate_stream().allocate_range("orders", 2)),
+]
+both = pytest.mark.parametrize("kind", ["threads", pytest.param("asyncio", marks=pytest.mark.test_long)])
+rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 
 
-def by_asyncio(target: str, limit: float) -> Iterator[Callable[[], list[int]]]:
-    """Yield the same of the client for asyncio."""
-
-    async def take(client: idalloc.aio.Client, kind: int) -> list[int]:
-        async with client:
-            ranges: list[Callable[[], Awaitable[Any]]] = [
-                lambda: client.allocate_range("orders", 2),
-                lambda: client.allocate_range("orders", 2, idempotent=True),
-            ]
-            if kind < len(ranges):
-                return list(await ranges[kind]())
-            if kind == 2:
-                return [each async for ids in client.stream_ranges("orders", 6, 2) for each in ids]
-            if kind == 3:
-                ids = client.ids("orders", timeout=limit)
-                return [await anext(ids) for _ in range(5)]
-            async with client.allocate_stream() as stream:
-                return list(await stream.allocate_range("orders", 2))
-
-    def run(timeout: float, kind: int) -> list[int]:
-        return asyncio.run(take(idalloc.aio.Client(target, timeout=timeout), kind))
-
-    for kind in range(5):
-        timeout = limit if kind == 4 else 30
-        yield partial(run, timeout, kind)
+def made(call: Callable[[Any, Any, float], list[int]], kind: str, target: str, limit: float) -> list[int]:
+    """Make one of the calls."""
+    with opened(kind, target, timeout=30) as client, opened(kind, target, timeout=limit) as hasty:
+        return call(client, hasty, limit)
 
 
-@pytest.mark.parametrize("calls", [by_threads, pytest.param(by_asyncio, marks=pytest.mark.test_long)])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_a_broken_transport_is_server_unreachable(
-    row: dict[str, Any], calls: Callable[[str, float], Iterator[Callable[[], list[int]]]], no_backoff: None
-) -> None:
+@both
+@rows
+def test_a_broken_transport_is_server_unreachable(row: dict[str, Any], kind: str, no_backoff: None) -> None:
     """Each way to break a connection is SERVER_UNREACHABLE, for each kind of call."""
     with breaking(row) as target:
-        errors = [error_of(partial(kind, calls, target, number)) for number in range(5)]
+        errors = [error_of(partial(made, call, kind, target)) for call in CALLS]
     assert {type(error) for error in errors} == {idalloc.ServerUnreachable}
-
-
-def kind(calls: Callable[[str, float], Iterator[Any]], target: str, number: int, limit: float) -> list[int]:
-    """Make one of the calls of a client."""
-    ids: list[int] = next(islice(calls(target, limit), number, None))()
-    return ids
 
 
 def error_of(call: Callable[[float], object]) -> Exception | None:
@@ -101,19 +72,16 @@ def error_of(call: Callable[[float], object]) -> Exception | None:
     return None
 
 
-@pytest.mark.parametrize("calls", [by_threads, pytest.param(by_asyncio, marks=pytest.mark.test_long)])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+@both
+@rows
 def test_calls_outlast_two_broken_connections(
-    row: dict[str, Any],
-    calls: Callable[[str, float], Iterator[Callable[[], list[int]]]],
-    server: FakeServer,
-    no_backoff: None,
+    row: dict[str, Any], kind: str, server: FakeServer, no_backoff: None
 ) -> None:
     """P1: calls are made again over the next connection, streams go on, and no id comes twice."""
     seen: list[int] = []
-    for number in range(4):
+    for call in CALLS[:4]:
         with breaking(row, server.target) as target:
-            seen += kind(calls, target, number, 30)
+            seen += made(call, kind, target, 30)
     assert len(seen) == len(set(seen)) == 15
 
 
@@ -179,9 +147,8 @@ class TestServers:
         with idalloc.Client(f"127.0.0.1:1,localhost:{port}") as client:
             assert [client.allocate_range("orders")[0] for _ in range(20)] == list(range(1, 21))
 
-    @pytest.mark.parametrize("asyncio_", [False, True])
     def test_a_name_with_two_addresses_is_two_servers(
-        self, asyncio_: bool, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+        self, kind: str, server: FakeServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A name is resolved by the client; calls use the address that answers."""
         hosts = ["127.0.0.2", "127.0.0.1"]
@@ -191,17 +158,9 @@ class TestServers:
             lambda _, port, *args, **kwargs: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (h, port)) for h in hosts],
         )
         target = f"idalloc.test:{server.target.rpartition(':')[2]}"
-        if asyncio_:
-
-            async def call() -> list[int]:
-                async with idalloc.aio.Client(target) as client:
-                    return [(await client.allocate_range("orders"))[0] for _ in range(4)]
-
-            assert asyncio.run(call()) == [1, 2, 3, 4]
-        else:
-            with idalloc.Client(target) as client:
-                assert [client.allocate_range("orders")[0] for _ in range(4)] == [1, 2, 3, 4]
-                assert client._servers.distinct == 2
+        with opened(kind, target) as client:
+            assert [client.allocate_range("orders")[0] for _ in range(4)] == [1, 2, 3, 4]
+            assert client._servers.distinct == 2
 
     def test_addresses_of_one_family_count(self) -> None:
         """Two IPv4 addresses are two servers; one of each family is one server, for gRPC."""

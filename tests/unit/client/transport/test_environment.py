@@ -1,6 +1,6 @@
 """Clients configured by environment variables."""
 
-import asyncio
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import idalloc
 import idalloc.aio
 from tests.support.certificates import Certificates
 from tests.support.fake_server import FakeServer, serving
+from tests.unit.client.clients import KINDS, blocking
 
 TOKEN = "idalloc_planted-secret-0123456789"
 
@@ -88,31 +89,19 @@ def test_idalloc_default_uses_the_environment(server: FakeServer, environment: p
     ext._clients[server.target].close()
 
 
-@pytest.mark.parametrize("asyncio_", [False, True])
 def test_a_changed_token_file_is_read_again(
-    asyncio_: bool, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a rotation of its token a client goes on, and makes the rejected call again."""
     file = tmp_path / "token"
     monkeypatch.setenv("IDALLOC_SERVER", server.target)
     monkeypatch.setenv("IDALLOC_TOKEN_FILE", str(file))
     rotate(server, file, "first")
-    if asyncio_:
-
-        async def call() -> None:
-            async with idalloc.aio.Client.from_environment() as client:
-                for token in ("first", "second", "the-third"):
-                    rotate(server, file, token)
-                    await client.allocate_range("orders", idempotent=True)
-                    await client.doc_ids()
-
-        asyncio.run(call())
-    else:
-        with idalloc.Client.from_environment() as client:
-            for token in ("first", "second", "the-third"):
+    with blocking(KINDS[kind].from_environment()) as client:
+        for token in ("first", "second", "the-third"):
+            for call in (partial(client.allocate_range, "orders", idempotent=True), client.doc_ids, client.node):
                 rotate(server, file, token)
-                client.allocate_range("orders")
-                client.node()
+                call()
     assert {"Bearer first", "Bearer second", "Bearer the-third"} <= set(chain(*server.authorizations.values()))
 
 
