@@ -119,12 +119,7 @@ class Pipeline:
         self._number = 0
 
     def send(self, pending: Pending[Any], asked: int) -> pb.AllocateStreamRequest:
-        """Return the message of a request that is sent now.
-
-        Args:
-            pending: The request.
-            asked: The time on the clock of the log.
-        """
+        """Return the message of a request that is sent now; ``asked`` is the log's time."""
         self._number += 1
         message = pb.AllocateStreamRequest(number=self._number)
         request = pending.call.request

@@ -171,14 +171,10 @@ class Pool:
         return False
 
     def retry_delay(self, error: BaseException, *, was_prefetched: bool) -> float | None:
-        """Adapt the next range's size to an error, which ended a request.
+        """Adapt the next range's size to the error of a request.
 
-        Args:
-            error: The error.
-            was_prefetched: Whether no caller waited when it was sent: then another one follows.
-
-        Returns:
-            The seconds to wait before the next request; None if the error is the callers'.
+        Return the seconds to wait before the next request, or None if the error is the callers'. A
+        request for which no caller waited when it was sent is followed by another one.
         """
         if not isinstance(error, IdallocError) or isinstance(error, ClientClosed):
             return None
@@ -197,8 +193,7 @@ class Pool:
     def clear(self) -> bool:
         """Discard all ids, also those of iterators that were taken from ``current`` before.
 
-        Returns:
-            False: there are none.
+        Return False: there are none.
         """
         self._parts.clear()
         deque(self.current.unchecked, maxlen=0)

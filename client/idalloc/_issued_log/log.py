@@ -66,15 +66,7 @@ class IssuedLog:
         self._write(lambda encoder: encoder.range(request, response, asked, answered))
 
     def doc_ids(self, response: "DocIdsResponse", asked: int) -> None:
-        """Record document ids that have just arrived, one record per run.
-
-        Args:
-            response: The reply, in the view COMPACT.
-            asked: ``now()`` before the request was sent.
-
-        Raises:
-            ValueError: The reply has no runs.
-        """
+        """Record document ids of the view COMPACT that have just arrived, one record per run."""
         answered = self.now()
         runs = [Run(run.first_doc_id, run.step, run.id_count) for run in response.runs]
         if not runs:

@@ -81,14 +81,7 @@ class Stubs(NamedTuple):
 def open_stubs(
     target: str, config: ChannelConfig, own: Sequence[tuple[str, str | int]] = (), *, is_asyncio: bool
 ) -> Stubs:
-    """Open a channel to the services, and for probes.
-
-    Args:
-        target: The server.
-        config: The settings of all channels of a client.
-        own: Options of this channel, which those of ``config`` override.
-        is_asyncio: Whether the channel is one of ``grpc.aio``.
-    """
+    """Open a channel to the services, and for probes; ``own`` are options of this channel alone."""
     channel = config.open(grpc.aio if is_asyncio else grpc, target, [*OPTIONS, *own])
     services = (IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
     rpcs = {name: rpc for service in services for name, rpc in vars(service).items()}
@@ -100,12 +93,7 @@ T = TypeVar("T")
 
 
 class Connection:
-    """A channel and its stubs.
-
-    Args:
-        open_stubs: Opens a channel and returns its stubs.
-        is_asyncio: Whether the channel is one of ``grpc.aio``.
-    """
+    """A channel of grpc or grpc.aio, its stubs, and what is known of its server."""
 
     def __init__(self, open_stubs: Callable[[], Stubs], *, is_asyncio: bool) -> None:
         self.streams: set[object] = set()  # those that run on it; see `least_busy`

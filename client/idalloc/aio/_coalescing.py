@@ -60,17 +60,15 @@ class CallCoalescer:
         self._client = client
         self._stream = SingleRequestStream(client)
         self._max_counts: dict[str, int] = {}  # by sequence, if the server's limit is below MAX_RANGE_SIZE
-        # The sequences with a call in flight. By event loop, too: a client that is used in a second
-        # loop is an error, and a caller there must not wait for the first loop.
-        self._queues: dict[tuple[asyncio.AbstractEventLoop, str], _Queue] = {}
+        self._queues: dict[str, _Queue] = {}  # of the sequences with a call in flight
 
     async def allocate(self, sequence: str, n: int, call: Call[Range]) -> Range:
         """Allocate n ids by a separate call, or by another caller's call."""
-        self._client._connection.stubs()  # raises if the client is closed, and in the child of a fork
-        key = asyncio.get_running_loop(), sequence
-        queue = self._queues.get(key)
+        # Raises if the client is closed, in another event loop, and in the child of a fork.
+        self._client._connection.stubs()
+        queue = self._queues.get(sequence)
         if queue is None:
-            queue = self._queues[key] = _Queue()
+            queue = self._queues[sequence] = _Queue()
         elif queue.is_busy():
             return await self._wait(queue, n, call)
         queue.first_call = first_call = self._stream.call(call)
@@ -79,9 +77,9 @@ class CallCoalescer:
         finally:
             if any(not waiter.done() for waiter in queue.waiting):
                 queue.task = self._client._start_task(self._drain(sequence, queue))
-                queue.task.add_done_callback(lambda _: self._remove(key, queue))
+                queue.task.add_done_callback(lambda _: self._remove(sequence, queue))
             else:
-                self._remove(key, queue)
+                self._remove(sequence, queue)
 
     async def _wait(self, queue: _Queue, n: int, call: Call[Range]) -> Range:
         loop = asyncio.get_running_loop()
@@ -109,13 +107,13 @@ class CallCoalescer:
                 batches = _batches(queue.in_flight, self._max_counts.get(sequence, MAX_RANGE_SIZE))
                 await asyncio.gather(*(self._allocate_batch(sequence, batch) for batch in batches))
 
-    def _remove(self, key: tuple[asyncio.AbstractEventLoop, str], queue: _Queue) -> None:
+    def _remove(self, sequence: str, queue: _Queue) -> None:
         """Remove a queue.
 
         Waiters that are left, because the client is closed, call by themselves and get its error.
         """
-        if self._queues.get(key) is queue:
-            del self._queues[key]
+        if self._queues.get(sequence) is queue:
+            del self._queues[sequence]
         for waiters in (queue.in_flight, queue.waiting):
             _resolve(waiters, [None] * len(waiters))
 
