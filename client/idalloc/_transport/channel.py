@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from traceback import walk_tb
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
@@ -150,7 +151,9 @@ class Connection:
         except GeneratorExit:
             raise
         except BaseException as error:
-            leak((stubs, call))
+            # Also what gRPC's interrupted code uses: the garbage collector would wait for the lock of
+            # a call in any thread.
+            leak((stubs, call, [{**frame.f_locals} for frame, _ in walk_tb(error.__traceback__)]))
             if self._stubs is stubs:
                 self._stubs = None
             if isinstance(error, ValueError):  # gRPC's, if the channel was closed before the call
