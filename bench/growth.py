@@ -148,9 +148,9 @@ async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[
     async def node(count: int, allocator: Allocator, until: float) -> None:
         begin = due = clock.boot()
         while due < until:
-            taken = allocator.allocate_from_lease(f"nodes-{count}", 1)
+            taken = allocator.issue_now(f"nodes-{count}", 1)
             if taken is None:
-                await allocator.allocate(f"nodes-{count}", 1)
+                await allocator.issue(f"nodes-{count}", 1)
             if due >= begin + warm_up:
                 issued[count] += 1
                 waited[count] += taken is None

@@ -45,7 +45,7 @@ class Calls:
         await self._store.create(Row("refilled", 0, Sequence(max_lease_size=1)))
         await self._store.create(Row("leased", 0, Sequence(min_lease_size=10**9)))
         for _ in range(2):  # the first lease of a sequence has only what is asked for
-            await self._allocator.allocate("leased", 1)
+            await self._allocator.issue("leased", 1)
 
     async def costs(self) -> dict[str, float]:
         """Return the CPU seconds of a call of each kind."""
@@ -54,13 +54,13 @@ class Calls:
             await self._store.create(Row(name, 0, Sequence()))
         return {
             "lease": self._lease_cost(),
-            "refill": await self._cost(lambda _: self._allocator.allocate("refilled", 100)),
-            "first use, existing": await self._cost(lambda number: self._allocator.allocate(existing[number], 1)),
-            "first use": await self._cost(lambda _: self._allocator.allocate(f"new-{next(_numbers)}", 1)),
+            "refill": await self._cost(lambda _: self._allocator.issue("refilled", 100)),
+            "first use, existing": await self._cost(lambda number: self._allocator.issue(existing[number], 1)),
+            "first use": await self._cost(lambda _: self._allocator.issue(f"new-{next(_numbers)}", 1)),
         }
 
     def _lease_cost(self) -> float:
-        calls, allocate = 20 * CALLS, self._allocator.allocate_from_lease
+        calls, allocate = 20 * CALLS, self._allocator.issue_now
         before = time.process_time()
         for _ in range(calls):
             assert allocate("leased", 1)

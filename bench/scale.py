@@ -67,8 +67,8 @@ async def writes_a_second(nodes: int, sequences: int, interval: float) -> tuple[
                 due, node, name = uses[0]
                 if due > clock.boot():
                     await asyncio.sleep(due - clock.boot())
-                if allocators[node].allocate_from_lease(name, 1) is None:
-                    task = asyncio.create_task(allocators[node].allocate(name, 1))
+                if allocators[node].issue_now(name, 1) is None:
+                    task = asyncio.create_task(allocators[node].issue(name, 1))
                     waiting.add(task)
                     task.add_done_callback(waiting.discard)
                 heapq.heapreplace(uses, (due + interval, node, name))

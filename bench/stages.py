@@ -155,8 +155,8 @@ def _handlers(layer: CallLayer, servicer: IdAllocatorServicer) -> dict[str, Hand
         view, sequence, count = request.view, request.sequence, request.id_count or 1
         if view or not 0 < count <= servicer.max_ids or request.request_id:
             raise ValueError(request)
-        if servicer.allocator.allocate_from_lease(sequence, count) is None:
-            await servicer.allocator.allocate_after_refill(sequence, count)
+        if servicer.allocator.issue_now(sequence, count) is None:
+            await servicer.allocator.issue(sequence, count)
         return REPLY
 
     def surround(handler: Any) -> Any:

@@ -366,7 +366,7 @@ class _Connection:
         if not count:
             return []
         try:
-            runs = await self._services.doc_ids.generate(count, self._variables.offset, self._variables.increment)
+            runs = await self._services.doc_ids.issue(count, self._variables.offset, self._variables.increment)
         except Refusal:
             self._services.logins.refund(identity, count)
             raise

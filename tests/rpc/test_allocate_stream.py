@@ -186,7 +186,7 @@ async def until_waiting(served: Served, sequence: str, callers: int) -> None:
     """Wait until so many requests wait for the store."""
     allocators = served.allocator._sequence_allocators
     await until(lambda: sequence in allocators)
-    await until(lambda: len(allocators[sequence].counters[-1]._waiters._active) == callers)
+    await until(lambda: len(allocators[sequence].counters[-1]._active) == callers)
 
 
 async def test_a_slow_sequence_delays_answers_only(served: Served) -> None:
@@ -242,14 +242,14 @@ async def test_an_unavailable_store_fails_its_requests_only(served: Served) -> N
 
 async def test_a_fault_fails_its_request_only(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the server is INTERNAL for its request alone, and is logged."""
-    allocate = served.allocator.allocate_from_lease
+    allocate = served.allocator.issue_now
 
     def fail(sequence: str, count: int) -> Any:
         if sequence == "faulty":
             raise RuntimeError("planted")
         return allocate(sequence, count)
 
-    monkeypatch.setattr(served.allocator, "allocate_from_lease", fail)
+    monkeypatch.setattr(served.allocator, "issue_now", fail)
     with structlog.testing.capture_logs() as logs:
         answers = await ask(served.ids.AllocateStream(), range_of("faulty"), range_of("orders"))
     assert answers == ["INTERNAL", (1, 1)]

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.rpc.batches import MAX_BATCH_REQUESTS
@@ -164,14 +164,14 @@ async def test_an_unavailable_store_fails_its_requests_only(served: Served) -> N
 
 async def test_a_fault_fails_its_request_only(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the server is INTERNAL for its request alone, and is logged."""
-    allocate = served.allocator.allocate
+    issue = served.allocator.issue
 
     async def fail(sequence: str, count: int) -> IdRange:
         if sequence == "faulty":
             raise RuntimeError("planted")
-        return await allocate(sequence, count)
+        return await issue(sequence, count)
 
-    monkeypatch.setattr(served.allocator, "allocate", fail)
+    monkeypatch.setattr(served.allocator, "issue", fail)
     with structlog.testing.capture_logs() as logs:
         reply = await served.ids.BatchAllocateRanges(batch(("faulty", 1), ("orders", 1)))
     assert shown(reply) == ["INTERNAL", (1, 1)]
@@ -186,7 +186,7 @@ async def test_a_cancelled_batch_burns_what_it_took(served: Served) -> None:
     call = served.ids.BatchAllocateRanges(batch(("held", 7), ("warm", 2), ("cold", 3)))
     await until(lambda: "cold" in served.store.rows)
     await until(lambda: served.store.rows["cold"].last_value == 3)
-    await until(lambda: not served.allocator._sequence_allocators["cold"].counters[-1]._waiters._active)
+    await until(lambda: not served.allocator._sequence_allocators["cold"].counters[-1]._active)
     call.cancel()
     await until(lambda: served.metrics.in_flight == 0)
     assert served.metrics.method(METHOD).handled == {"CANCELLED": 1}
@@ -199,16 +199,16 @@ async def test_a_cancelled_batch_burns_what_it_took(served: Served) -> None:
 async def test_ids_taken_before_a_pause_are_not_sent_after_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """P4: ids of a process paused past the lease while others wait are burned, also held ones."""
     await fill_lease(served, "warm")
-    boot, allocate, paused = SystemClock.boot, served.allocator.allocate, 0.0
+    boot, issue, paused = SystemClock.boot, served.allocator.issue, 0.0
 
-    async def allocate_and_pause(sequence: str, count: int) -> IdRange:
+    async def issue_and_pause(sequence: str, count: int) -> IdRange:
         nonlocal paused
-        taken = await allocate(sequence, count)
+        taken = await issue(sequence, count)
         paused = 200.0
         return taken
 
     monkeypatch.setattr(SystemClock, "boot", lambda clock: boot() + paused)
-    monkeypatch.setattr(served.allocator, "allocate", allocate_and_pause)
+    monkeypatch.setattr(served.allocator, "issue", issue_and_pause)
     reply = await served.ids.BatchAllocateRanges(batch(("warm", 2), ("cold", 3)))
     assert shown(reply) == ["STORE_UNAVAILABLE"] * 2
     assert all("expired before the reply" in each.error.message for each in reply.results)

@@ -69,7 +69,7 @@ async def test_server_fault_is_internal_without_details(served: Served, monkeypa
     def broken(sequence: str, count: int) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(served.allocator, "allocate_from_lease", broken)
+    monkeypatch.setattr(served.allocator, "issue_now", broken)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     details = details_of(failed.value)
@@ -104,7 +104,7 @@ async def test_repeated_server_fault_is_logged_once(served: Served, monkeypatch:
     def broken(sequence: str, count: int) -> None:
         raise ZeroDivisionError(f"bytes of the request: {sequence}")
 
-    monkeypatch.setattr(served.allocator, "allocate_from_lease", broken)
+    monkeypatch.setattr(served.allocator, "issue_now", broken)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError):

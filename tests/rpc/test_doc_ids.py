@@ -50,7 +50,7 @@ async def test_other_views_have_one_form_only(served: Served) -> None:
     assert serials(expand(list(compact.runs))) == [3, 4]
     assert int.from_bytes(frame.notice_frame[:4], "little") == len(frame.notice_frame) - 4
     assert frame.notice_frame[4] == 11
-    assert served.doc_ids.generate_from_memory(1) is not None
+    assert served.doc_ids.issue_now(1) is not None
 
 
 async def test_callers_share_one_serial_for_any_offset_and_increment(served: Served) -> None:

@@ -13,7 +13,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc_server.auth.turns import MAX_TURNS
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
@@ -61,7 +61,7 @@ async def test_ids_taken_before_a_pause_are_not_sent_after_it(
     served: Served, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     """P4: ids are burned if the process is paused past the lease before the reply is filled."""
-    boot, allocate, paused = SystemClock.boot, served.allocator.allocate_after_refill, 0.0
+    boot, allocate, paused = SystemClock.boot, served.allocator.issue, 0.0
 
     async def allocate_and_pause(sequence: str, count: int) -> IdRange:
         nonlocal paused
@@ -70,7 +70,7 @@ async def test_ids_taken_before_a_pause_are_not_sent_after_it(
         return taken
 
     monkeypatch.setattr(SystemClock, "boot", lambda clock: boot() + paused)
-    monkeypatch.setattr(served.allocator, "allocate_after_refill", allocate_and_pause)
+    monkeypatch.setattr(served.allocator, "issue", allocate_and_pause)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         if streams:
             await served.ids.StreamRanges(pb.StreamRangesRequest(sequence="orders", total_id_count=5)).read()

@@ -102,7 +102,7 @@ async def test_created_sequence_has_all_fields(served: Served) -> None:
     assert created.generation >= served.clock.wall()
     assert created.create_time.seconds == int(served.clock.wall())
     assert not created.HasField("delete_time")
-    await served.allocator.allocate("orders", 2)
+    await served.allocator.issue("orders", 2)
     got = (await served.sequences.GetSequence(pb.GetSequenceRequest(name="orders"))).sequence
     assert (got.last_value, got.remaining) == (96, 19)
 
@@ -164,7 +164,7 @@ async def test_each_error_has_its_code_and_reason(served: Served) -> None:
 
 async def test_max_value_below_last_value_is_rejected(served: Served) -> None:
     """max_value cannot be set below the last value."""
-    await served.allocator.allocate("orders", 50)
+    await served.allocator.issue("orders", 50)
     assert invalid_field_of(await error_of(served.update(name="orders", max_value=49))) == "sequence.max_value"
 
 
@@ -231,7 +231,7 @@ async def test_repeated_create_gets_the_same_reply(served: Served) -> None:
 
 async def test_change_returns_its_effective_time(served: Served) -> None:
     """P5: a change returns when leases of other nodes have expired."""
-    await served.allocator.allocate("orders", 5)
+    await served.allocator.issue("orders", 5)
     reply = await served.sequences.AdvanceSequence(pb.AdvanceSequenceRequest(name="orders", past=100))
     assert reply.effective_delay.ToSeconds() == 181
     assert reply.effective_time.seconds == int(served.clock.wall()) + 181
@@ -256,7 +256,7 @@ async def test_advance_requires_past(served: Served) -> None:
 async def test_each_period_has_its_own_counter(served: Served) -> None:
     """Each period of a sequence has its own counter."""
     await served.create(name="bills", format="{year}-{month}-{value:06d}", reset=pb.RESET_MONTHLY)
-    await served.allocator.allocate("bills", 5)
+    await served.allocator.issue("bills", 5)
     request = pb.AdvanceSequenceRequest(name="bills", past=700, period="2024-02")
     ahead = (await served.sequences.AdvanceSequence(request)).sequence
     assert (ahead.period, ahead.last_value, ahead.remaining) == ("2024-02", 700, 999_299)

@@ -31,7 +31,7 @@ async def until_stalled(served: Served, streams: int) -> None:
     method = served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds")
     before = -1
     while True:
-        [run] = served.doc_ids.generate_from_memory(1, 0, 0) or await served.doc_ids.generate(1, 0, 0)
+        [run] = served.doc_ids.issue_now(1, 0, 0) or await served.doc_ids.issue(1, 0, 0)
         now = int(run.first_doc_id, 16)
         # No stream took an id since: the only new one was taken here.
         if method.started == streams and now == before + 1:

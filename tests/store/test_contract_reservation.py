@@ -31,7 +31,7 @@ class TestReservedNames:
         service = SequenceService(store, clock, allocator, store_timeout=CONFIG.store_timeout)
         for name in ("orders", "boxes", "bills", "cartons"):
             with pytest.raises(SequenceReserved, match="is reserved: the import skipped it: is negative"):
-                await allocator.allocate(name, 5)
+                await allocator.issue(name, 5)
         # As a server that does not know reservations sees it.
         with pytest.raises(SequenceDeleted, match="it was deleted"):
             await store.grant("orders", 5, 1000)
@@ -43,7 +43,7 @@ class TestReservedNames:
         again = Importer(store, clock)
         await again.run(read_lines([b'{"_id":"cartons","_source":{"v":900}}']))
         assert (again.raised, again.problems) == (1, [])
-        assert [ids(await allocator.allocate(name, 1)) for name in ("orders", "boxes", "bills", "cartons")] == [
+        assert [ids(await allocator.issue(name, 1)) for name in ("orders", "boxes", "bills", "cartons")] == [
             [701],
             [802],
             [5],

@@ -69,22 +69,22 @@ def node(store: Store, clock: FakeClock) -> Node:
 
 async def test_a_first_use_costs_two_store_calls(node: Node, store: Store) -> None:
     """P1, P5: the first use looks for the row and creates it with its ids and the lease's TTL."""
-    assert ids(await node.allocate("s", 3)) == [1, 2, 3]
+    first = await node.issue("s", 3)
+    assert (ids(first), first.created) == ([1, 2, 3], True)
     assert node.counted.calls == ["grant", "create"]
     row = await read_row(store, "s")
     assert (row.last_value, row.lease_ms, row.sequence, row.revision) == (3, 180_000, Sequence(), 0)
-    assert ids(await node.allocate("s", 2)) == [4, 5]
+    second = await node.issue("s", 2)
+    assert (ids(second), second.created) == ([4, 5], False)
     assert node.counted.calls == ["grant", "create", "grant"]
-    assert node.pop_created("s")
-    assert not node.pop_created("s")
 
 
 async def test_a_first_use_of_an_existing_row_costs_one_call(node: Node, other: Store) -> None:
     """A node's first use of an existing sequence costs one store call."""
     await other.create(new_row("s"))
-    assert ids(await node.allocate("s", 3)) == [1, 2, 3]
+    taken = await node.issue("s", 3)
+    assert (ids(taken), taken.created) == ([1, 2, 3], False)
     assert node.counted.calls == ["grant"]
-    assert not node.pop_created("s")
 
 
 async def test_two_nodes_that_create_at_once_share_no_id(
@@ -92,9 +92,9 @@ async def test_two_nodes_that_create_at_once_share_no_id(
 ) -> None:
     """P1: of two nodes with one clock one creates the sequence, and both get distinct ids."""
     nodes = [node, Node(other, clock), Node(store, clock)]
-    taken = await asyncio.gather(*(each.allocate("s", 3) for each in nodes))
+    taken = await asyncio.gather(*(each.issue("s", 3) for each in nodes))
     assert sorted(ids(*taken)) == list(range(1, 10))
-    assert [each.pop_created("s") for each in nodes].count(True) == 1
+    assert [each.created for each in taken].count(True) == 1
 
 
 @pytest.mark.parametrize("ids_before_replay", [0, 4])
@@ -110,9 +110,9 @@ async def test_a_replayed_creation_grants_its_own_ids(
         return await store.create(row)
 
     node.counted.creating = create_twice
-    assert ids(await node.allocate("s", 3)) == [1, 2, 3]
+    assert ids(await node.issue("s", 3)) == [1, 2, 3]
     assert granted == [4, 5, 6, 7][:ids_before_replay]
-    assert ids(await node.allocate("s", 1)) == [4 + ids_before_replay]
+    assert ids(await node.issue("s", 1)) == [4 + ids_before_replay]
 
 
 async def test_a_replay_after_a_change_burns_the_ids(node: Node, store: Store, other: Store) -> None:
@@ -124,9 +124,9 @@ async def test_a_replay_after_a_change_burns_the_ids(node: Node, store: Store, o
         return await store.create(row)
 
     node.counted.creating = create_twice
-    taken = await node.allocate("s", 3)
+    taken = await node.issue("s", 3)
     assert (ids(taken), taken.generation) == ([10, 11, 12], (await read_row(other, "s")).generation)
-    assert not node.pop_created("s")
+    assert not taken.created
 
 
 async def test_a_creation_without_an_answer_burns_its_ids(node: Node, store: Store) -> None:
@@ -138,10 +138,10 @@ async def test_a_creation_without_an_answer_burns_its_ids(node: Node, store: Sto
 
     node.counted.creating = lose_answer
     with pytest.raises(StoreOutcomeUnknown):
-        await node.allocate("s", 3)
+        await node.issue("s", 3)
     assert node.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 3}
-    assert ids(await node.allocate("s", 2)) == [4, 5]
-    assert not node.pop_created("s")
+    taken = await node.issue("s", 2)
+    assert (ids(taken), taken.created) == ([4, 5], False)
 
 
 async def test_a_creation_that_arrives_late_changes_nothing(node: Node, store: Store) -> None:
@@ -154,11 +154,11 @@ async def test_a_creation_that_arrives_late_changes_nothing(node: Node, store: S
 
     node.counted.creating = delay
     with pytest.raises(StoreOutcomeUnknown):
-        await node.allocate("s", 3)
-    assert ids(await node.allocate("s", 2)) == [1, 2]
+        await node.issue("s", 3)
+    assert ids(await node.issue("s", 2)) == [1, 2]
     stored = await store.create(late[0])
     assert stored.revised_by != late[0].revised_by
-    assert ids(await node.allocate("s", 2)) == [3, 4]
+    assert ids(await node.issue("s", 2)) == [3, 4]
 
 
 async def test_a_node_that_was_paused_issues_nothing(node: Node, store: Store, other: Store, clock: FakeClock) -> None:
@@ -171,7 +171,7 @@ async def test_a_node_that_was_paused_issues_nothing(node: Node, store: Store, o
         return stored
 
     node.counted.creating = pause
-    assert ids(await node.allocate("s", 3)) == [8, 9, 10]
+    assert ids(await node.issue("s", 3)) == [8, 9, 10]
     assert node.burned.by_cause == {BurnCause.EXPIRED: 3}
 
 
@@ -184,7 +184,7 @@ async def test_a_sequence_deleted_in_between_is_deleted(node: Node, store: Store
 
     node.counted.creating = find_tombstone
     with pytest.raises(SequenceDeleted):
-        await node.allocate("s", 3)
+        await node.issue("s", 3)
     assert (await read_row(other, "s")).last_value == 0
     assert not node.burned.by_cause
 
@@ -198,7 +198,7 @@ async def test_a_store_retired_in_between_refuses(node: Node, store: Store, othe
 
     node.counted.creating = find_retirement
     with pytest.raises(StoreRetired):
-        await node.allocate("s", 3)
+        await node.issue("s", 3)
     assert await store.get("s") is None
     assert not node.burned.by_cause
 
@@ -220,9 +220,9 @@ async def test_a_row_created_in_between_is_used(node: Node, store: Store, other:
         return await store.create(row)
 
     node.counted.creating = find_row
-    taken = await node.allocate("s", 3)
+    taken = await node.issue("s", 3)
     assert (taken.sequence, taken.first_id, taken.step) == (sequence, sequence.start, sequence.step)
-    assert not node.pop_created("s")
+    assert not taken.created
 
 
 async def test_ids_of_a_creation_that_nobody_got_are_counted(node: Node, store: Store) -> None:
@@ -234,7 +234,7 @@ async def test_ids_of_a_creation_that_nobody_got_are_counted(node: Node, store: 
         return await store.create(row)
 
     node.counted.creating = cancel_caller
-    waiting.append(asyncio.create_task(node.allocate("s", 3)))
+    waiting.append(asyncio.create_task(node.issue("s", 3)))
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
     await until(lambda: node.lease_count, "a lease")
@@ -246,7 +246,7 @@ async def test_ids_of_a_creation_that_nobody_got_are_counted(node: Node, store: 
 async def test_more_ids_than_any_sequence_has_create_the_row(node: Node, store: Store) -> None:
     """P1: a first call for more ids than there are is refused and takes none."""
     with pytest.raises(Refusal) as refused:
-        await node.allocate("s", MAX_ID + 1)
+        await node.issue("s", MAX_ID + 1)
     assert refused.value.reason == "SEQUENCE_EXHAUSTED"
     assert (await read_row(store, "s")).last_value == 0
     assert not node.burned.by_cause
@@ -256,5 +256,5 @@ async def test_without_auto_create_nothing_is_created(store: Store, clock: FakeC
     """A first use creates no sequence if auto_create_sequences is off."""
     config = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=False)
     with pytest.raises(SequenceNotFound, match="auto_create_sequences is off"):
-        await Allocator(store, clock, config).allocate("s", 3)
+        await Allocator(store, clock, config).issue("s", 3)
     assert await store.get("s") is None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from idalloc._core import calls, pool
 from idalloc_server.domain.administration import paging, summary
-from idalloc_server.domain.allocation import config, usage
+from idalloc_server.domain.allocation import config, issued
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
@@ -93,8 +93,8 @@ def of_protos() -> Claims:
         "Sequence.remaining": [f"{power(sequences.MAX_INT64)} means that many or more"],
         "Sequence.used_ratio": ["0 to 1"],
         "Sequence.ids_per_second": [
-            f"the last {usage.WINDOW_SECONDS:g} s",
-            f"The rate is 0 after {usage.WINDOW_SECONDS:g} s without calls",
+            f"the last {issued.WINDOW_SECONDS:g} s",
+            f"The rate is 0 after {issued.WINDOW_SECONDS:g} s without calls",
         ],
         "Sequence.exhaust_time": [
             "the rate is 0",

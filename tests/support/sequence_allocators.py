@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import MemoryStore
 from tests.support.memory_rows import Row
@@ -41,8 +41,8 @@ def right_after_serving(counter: CounterAllocator, act: Callable[[], object], mo
     """Call ``act`` after a refill has served its waiters, before they resume."""
     count_issued = CounterAllocator._count_issued
 
-    def count_and_act(self: CounterAllocator, count: int) -> None:
-        count_issued(self, count)
+    def count_and_act(self: CounterAllocator, count: int, now: float) -> None:
+        count_issued(self, count, now)
         if self is counter:
             act()
 

@@ -7,7 +7,7 @@ from itertools import cycle
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids
 
@@ -34,10 +34,10 @@ class SteadyNodes:
         for _ in range(int(seconds * self.rate)):
             for node, allocator in enumerate(self.allocators):
                 size = next(self._sizes[node])
-                taken = allocator.allocate_from_lease("s", size)
+                taken = allocator.issue_now("s", size)
                 if taken is None:
                     waited += 1
-                    taken = await allocator.allocate("s", size)
+                    taken = await allocator.issue("s", size)
                 self._count(allocator, taken)
             self.clock.advance(1 / self.rate)
             for _ in range(4):
@@ -49,7 +49,7 @@ class SteadyNodes:
         refused = 0
         for _ in range(int(seconds * self.rate)):
             for node, allocator in enumerate(self.allocators):
-                taken = allocator.allocate_from_lease("s", next(self._sizes[node]))
+                taken = allocator.issue_now("s", next(self._sizes[node]))
                 if taken is None:
                     refused += 1
                 else:

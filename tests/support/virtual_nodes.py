@@ -174,7 +174,7 @@ class VirtualNodes:
     def _call(self, node: VirtualNode, call: Call) -> None:
         node.first_call_at = min(node.first_call_at, self.now)
         node.issued += call.id_count
-        if node.allocator.allocate_from_lease(NAME, call.id_count) is None:
+        if node.allocator.issue_now(NAME, call.id_count) is None:
             task = asyncio.create_task(self._wait(node, call))
             node.waiting[task] = self.now
             task.add_done_callback(node.waiting.pop)
@@ -185,7 +185,7 @@ class VirtualNodes:
         began = self.now
         allocator = node.allocator
         try:
-            await allocator.allocate(NAME, call.id_count)
+            await allocator.issue(NAME, call.id_count)
         except Refusal:
             if allocator is node.allocator:
                 self.noticed.append(began)

@@ -151,8 +151,8 @@ class Connection:
         except GeneratorExit:
             raise
         except BaseException as error:
-            # Also what gRPC's interrupted code uses: the garbage collector would wait for the lock of
-            # a call in any thread.
+            # Also what gRPC's interrupted code uses: a thread that collects this garbage would wait
+            # for the lock of a call.
             leak((stubs, call, [{**frame.f_locals} for frame, _ in walk_tb(error.__traceback__)]))
             if self._stubs is stubs:
                 self._stubs = None

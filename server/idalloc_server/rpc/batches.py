@@ -9,7 +9,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.call_types import AdmitRequest, Refund
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import LeaseExpired, Refusal, StoreUnavailable
 
 MAX_BATCH_REQUESTS = 1_000
@@ -37,7 +37,6 @@ class RangeBatch:
     _sequences: list[str] = field(init=False, default_factory=list)
     _refunds: dict[int, Refund] = field(init=False, default_factory=dict)
     _waiting: list[tuple[int, str, int]] = field(init=False, default_factory=list)
-    _created: set[int] = field(init=False, default_factory=set)
 
     def add(self, request: pb.AllocateRangeRequest) -> None:
         """Take the range of the next request from the lease.
@@ -51,7 +50,7 @@ class RangeBatch:
             if refund is not None:
                 self._refunds[number] = refund
             count = self.count_ids(request)
-            outcome = self.allocator.allocate_from_lease(sequence, count)
+            outcome = self.allocator.issue_now(sequence, count)
             if outcome is None:
                 self._waiting.append((number, sequence, count))
         except Exception as error:
@@ -83,12 +82,9 @@ class RangeBatch:
 
     async def _take(self, number: int, sequence: str, count: int) -> None:
         try:
-            self._outcomes[number] = await self.allocator.allocate(sequence, count)
+            self._outcomes[number] = await self.allocator.issue(sequence, count)
         except Exception as error:
             self._outcomes[number] = error
-        else:
-            if self.allocator.pop_created(sequence):
-                self._created.add(number)
 
     def reply(self, fill: Fill, fail: Fail) -> pb.BatchAllocateRangesResponse:
         """Return the reply.
@@ -102,8 +98,6 @@ class RangeBatch:
             error: Exception
             if isinstance(outcome, IdRange):
                 if fill(result.response, outcome):
-                    if number in self._created:
-                        result.response.created = True
                     continue
                 self._burn(number, outcome, BurnCause.EXPIRED)
                 error = LeaseExpired(self._sequences[number])

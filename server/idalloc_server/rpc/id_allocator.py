@@ -9,7 +9,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.call_types import Admit, AdmitRequest, AdmitStreamed, Context, MessageStream
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
 from idalloc_server.domain.errors import InvalidRequest, LeaseExpired
@@ -35,13 +35,6 @@ _UUID_VERSIONS = frozenset(pb.UuidVersion.values())
 _UUID_VIEWS = frozenset(pb.UuidView.values())
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NIL_UUID = "00000000-0000-0000-0000-000000000000"
-
-
-class _RefilledRange(NamedTuple):
-    """The ids of a request that has waited for the store."""
-
-    id_range: IdRange
-    created: bool  # whether the request created its sequence
 
 
 class _RecordedRange(NamedTuple):
@@ -85,10 +78,10 @@ class IdAllocatorServicer:
             reply = pb.AllocateRangeResponse()
             self._fill_recorded(reply, request, await self._take_recorded(request, count))
             return reply.SerializeToString()
-        reply, id_range = self._reply, self.allocator.allocate_from_lease(sequence, count)
+        reply, id_range = self._reply, self.allocator.issue_now(sequence, count)
         if id_range is None:
-            id_range = await self.allocator.allocate_after_refill(sequence, count)
-            reply = pb.AllocateRangeResponse(created=self.allocator.pop_created(sequence))
+            id_range = await self.allocator.issue(sequence, count)
+            reply = pb.AllocateRangeResponse()
         elif view or id_range.period:
             reply = pb.AllocateRangeResponse()
         # From here on nothing waits, so no other call uses ``_reply``.
@@ -124,11 +117,10 @@ class IdAllocatorServicer:
         while left:
             count = min(chunk, left)
             await admit(count)
-            id_range = self.allocator.allocate_from_lease(request.sequence, count)
+            id_range = self.allocator.issue_now(request.sequence, count)
             reply = pb.StreamRangesResponse()
             if id_range is None:
-                id_range = await self.allocator.allocate_after_refill(request.sequence, count)
-                reply.created = self.allocator.pop_created(request.sequence)
+                id_range = await self.allocator.issue(request.sequence, count)
             if not self._fill(reply, id_range):
                 self._refuse_expired(request.sequence, id_range)
             if view == pb.RANGE_VIEW_TEXTS:
@@ -177,36 +169,32 @@ class IdAllocatorServicer:
             return pb.GenerateUuidResponse(uuid_bytes=uuids)
         return pb.GenerateUuidResponse(uuids=_format_uuids(uuids))
 
-    def take_from_memory(self, request: pb.AllocateStreamRequest) -> IdRange | list[DocIdRun] | None:
+    def take_now(self, request: pb.AllocateStreamRequest) -> IdRange | list[DocIdRun] | None:
         if request.HasField("allocate_range"):
             wanted = request.allocate_range
             count = wanted.id_count or DEFAULT_ID_COUNT
             if wanted.view or not 0 < count <= self.max_ids:
                 count = self._count_ids(wanted)
-            return None if wanted.request_id else self.allocator.allocate_from_lease(wanted.sequence, count)
+            return None if wanted.request_id else self.allocator.issue_now(wanted.sequence, count)
         if not request.HasField("generate_doc_id"):
             raise InvalidRequest("request", "must have allocate_range or generate_doc_id")
         doc_ids = request.generate_doc_id
-        return self.doc_ids.generate_from_memory(
+        return self.doc_ids.issue_now(
             self._count_doc_ids(doc_ids), doc_ids.auto_increment_offset, doc_ids.auto_increment_increment
         )
 
-    async def take(self, request: pb.AllocateStreamRequest) -> _RefilledRange | _RecordedRange | list[DocIdRun]:
+    async def take(self, request: pb.AllocateStreamRequest) -> IdRange | _RecordedRange | list[DocIdRun]:
         if not request.HasField("allocate_range"):
             return await self._generate(self._count_doc_ids(request.generate_doc_id), request.generate_doc_id)
         wanted = request.allocate_range
         count = self._count_ids(wanted)
         if wanted.request_id:
             return await self._take_recorded(wanted, count)
-        id_range = await self.allocator.allocate_after_refill(wanted.sequence, count)
-        return _RefilledRange(id_range, self.allocator.pop_created(wanted.sequence))
+        return await self.allocator.issue(wanted.sequence, count)
 
     def fill(self, response: pb.AllocateStreamResponse, request: pb.AllocateStreamRequest, taken: Any) -> None:
         if isinstance(taken, IdRange):
             self._fill_range(response.allocate_range, request.allocate_range, taken)
-        elif isinstance(taken, _RefilledRange):
-            self._fill_range(response.allocate_range, request.allocate_range, taken.id_range)
-            response.allocate_range.created = taken.created
         elif isinstance(taken, _RecordedRange):
             self._fill_recorded(response.allocate_range, request.allocate_range, taken)
         else:
@@ -218,10 +206,9 @@ class IdAllocatorServicer:
 
     def burn(self, request: pb.AllocateStreamRequest, taken: Any) -> None:
         """See ``IdSource``. A repeated request id returns its ids again."""
-        id_range = taken.id_range if isinstance(taken, _RefilledRange) else taken
-        if isinstance(id_range, IdRange):
+        if isinstance(taken, IdRange):
             sequence = request.allocate_range.sequence
-            self.allocator.burned.add(sequence, id_range.period, BurnCause.CANCELLED, id_range.id_count)
+            self.allocator.burned.add(sequence, taken.period, BurnCause.CANCELLED, taken.id_count)
 
     async def _take_recorded(self, request: pb.AllocateRangeRequest, count: int) -> _RecordedRange:
         request_id = request.request_id.lower()
@@ -244,7 +231,6 @@ class IdAllocatorServicer:
         has_period = id_range.sequence.reset != Reset.NEVER
         if not self._fill(reply, id_range if has_period else id_range._replace(period="")):
             raise LeaseExpired(request.sequence)
-        reply.created = self.allocator.pop_created(request.sequence)
         self._add_view(reply, request.view, id_range, prefix)
 
     def _fill_range(self, reply: pb.AllocateRangeResponse, request: pb.AllocateRangeRequest, id_range: IdRange) -> None:
@@ -286,7 +272,7 @@ class IdAllocatorServicer:
         Returns:
             Whether the lease of the ids is still valid.
         """
-        first_id, id_count, step, generation, expires_at, sequence, period = id_range
+        first_id, id_count, step, generation, expires_at, sequence, period, created = id_range
         issued = reply.range
         issued.first_id = first_id
         issued.last_id = first_id + (id_count - 1) * step
@@ -300,6 +286,8 @@ class IdAllocatorServicer:
         reply.ordering = sequence.ordering  # type: ignore[assignment]
         if period:
             reply.period = period
+        if created:
+            reply.created = True
         return is_valid
 
     def _refuse_expired(self, sequence: str, id_range: IdRange) -> NoReturn:
@@ -340,9 +328,9 @@ class IdAllocatorServicer:
 
     async def _generate(self, count: int, request: pb.GenerateDocIdRequest | pb.StreamDocIdsRequest) -> list[DocIdRun]:
         offset, increment = request.auto_increment_offset, request.auto_increment_increment
-        runs = self.doc_ids.generate_from_memory(count, offset, increment)
+        runs = self.doc_ids.issue_now(count, offset, increment)
         if runs is None:
-            runs = await self.doc_ids.generate(count, offset, increment)
+            runs = await self.doc_ids.issue(count, offset, increment)
         return runs
 
 

@@ -36,7 +36,7 @@ class IdSource(Protocol):
 
     max_ids: int  # the largest number of ids of a request
 
-    def take_from_memory(self, request: pb.AllocateStreamRequest) -> Any:
+    def take_now(self, request: pb.AllocateStreamRequest) -> Any:
         """Take the ids of a request; None if it must wait for the store."""
 
     def take(self, request: pb.AllocateStreamRequest) -> Awaitable[Any]:
@@ -166,7 +166,7 @@ class RequestStream:
     def _take(self, request: pb.AllocateStreamRequest) -> Any:
         """Return the ids of a request, or its error; None if it must wait."""
         try:
-            return self.source.take_from_memory(request)
+            return self.source.take_now(request)
         except Exception as error:
             return error
 

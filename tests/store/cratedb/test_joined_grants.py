@@ -176,6 +176,6 @@ async def test_callers_do_not_notice_a_lost_grant(held: Held, clock: FakeClock) 
     allocator = Allocator(held.store, clock, CONFIG)
     held.crate.inject(Fault("error", match="= ANY(", status=400, code=4000))
     names = [*FIRST, *NAMES]
-    issued = await asyncio.gather(*(allocator.allocate(name, 2) for name in names))
+    issued = await asyncio.gather(*(allocator.issue(name, 2) for name in names))
     assert [each.first_id for each in issued] == [1] * len(names)
     assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 6}

@@ -15,7 +15,7 @@ from crate import client as crate_client
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import SystemClock
 from tests.store.conftest import CRATEDB
 from tests.support.store_backends import GUIDE_TABLE, CrateBackend, Opener
@@ -72,7 +72,7 @@ async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task
     for number in itertools.count():
         if number >= at_least:
             break
-        taken.append(await allocator.allocate("orders", 1 + number * 7 % 50))
+        taken.append(await allocator.issue("orders", 1 + number * 7 % 50))
         await hold_for_async(0.005, "the recipe clients run in the meantime")
         assert not any(other.done() for other in others)
     return taken

@@ -90,7 +90,7 @@ class TestReplays:
         await store.open()
         emulator.inject(Fault("duplicate", match="INSERT"))
         allocator = Allocator(store, clock, CONFIG)
-        assert [(await allocator.allocate("s", 5)).first_id for _ in range(2)] == [1, 6]
+        assert [(await allocator.issue("s", 5)).first_id for _ in range(2)] == [1, 6]
 
     async def test_a_first_use_without_an_answer_burns_its_ids(
         self, emulator: CrateEmulator, store: Store, clock: FakeClock
@@ -100,8 +100,8 @@ class TestReplays:
         emulator.inject(Fault("drop", match="INSERT"))
         allocator = Allocator(store, clock, CONFIG)
         with pytest.raises(StoreOutcomeUnknown):
-            await allocator.allocate("s", 5)
-        assert (await allocator.allocate("s", 5)).first_id == 6
+            await allocator.issue("s", 5)
+        assert (await allocator.issue("s", 5)).first_id == 6
         assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 5}
 
     async def test_a_revision_applied_twice_is_one(self, emulator: CrateEmulator, store: Store) -> None:

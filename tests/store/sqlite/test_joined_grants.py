@@ -9,7 +9,7 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import (
     SequenceDeleted,
     SequenceExhausted,
@@ -45,7 +45,7 @@ async def held(store: SqliteStore) -> HeldDatabase:
 async def allocate_together(held: HeldDatabase, allocator: Allocator, *names: str) -> list[IdRange | BaseException]:
     """Allocate 3 ids of each sequence while the store's thread waits; return the outcomes."""
     waiting = await held.hold()
-    calls = [asyncio.create_task(allocator.allocate(name, 3)) for name in names]
+    calls = [asyncio.create_task(allocator.issue(name, 3)) for name in names]
     await settle()
     held.release()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -70,7 +70,7 @@ async def test_tails_that_wait_share_a_transaction(
     few = NAMES[:4]
     for _ in range(2):  # the second refill takes more than the caller wants
         for name in few:
-            await allocator.allocate(name, 3)
+            await allocator.issue(name, 3)
     waiting = await held.hold()
     closing = asyncio.create_task(allocator.return_leases())
     await settle()
@@ -113,13 +113,13 @@ async def test_files_that_vanish_at_the_commit_burn_all(held: HeldDatabase, allo
     assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 3 * len(few)}
     for name in few:
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate(name, 3)
+            await allocator.issue(name, 3)
 
 
 async def test_replaced_files_refuse_each_sequence(held: HeldDatabase, allocator: Allocator, path: Path) -> None:
     """P3: all refills that wait while the file is removed are refused."""
     waiting = await held.hold()
-    calls = [asyncio.create_task(allocator.allocate(name, 3)) for name in NAMES[:3]]
+    calls = [asyncio.create_task(allocator.issue(name, 3)) for name in NAMES[:3]]
     await settle()
     path.unlink()
     held.release()
@@ -134,7 +134,7 @@ async def test_a_caller_that_leaves_cancels_no_refill(
 ) -> None:
     """P9: a refill whose caller left goes on with the others, and later callers get its ids."""
     waiting = await held.hold()
-    calls = [asyncio.create_task(allocator.allocate(name, 3)) for name in NAMES[:3]]
+    calls = [asyncio.create_task(allocator.issue(name, 3)) for name in NAMES[:3]]
     await settle()
     calls[1].cancel()
     held.release()
@@ -142,7 +142,7 @@ async def test_a_caller_that_leaves_cancels_no_refill(
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert ids_of_all(outcomes) == [[1, 2, 3]] * 2
     assert isinstance(outcomes[1], asyncio.CancelledError)
-    assert ids(await allocator.allocate(NAMES[1], 3)) == [1, 2, 3]
+    assert ids(await allocator.issue(NAMES[1], 3)) == [1, 2, 3]
     assert (await read_row(store, NAMES[1])).last_value == 3
     assert held.commits == 1 + 1 + 1  # the last one is of the read
 

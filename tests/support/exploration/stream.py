@@ -7,7 +7,7 @@ from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.turns import Shares, StreamShare
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, ServerDraining
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.rpc import request_stream, status

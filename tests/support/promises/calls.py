@@ -32,8 +32,8 @@ class CheckedCalls:
         """Allocate ids."""
         request = self._promises.record_request(node, name, id_count, self._now())
         try:
-            held = node.allocator.allocate_from_lease(name, id_count)
-            taken = held or await node.allocator.allocate(name, id_count)
+            held = node.allocator.issue_now(name, id_count)
+            taken = held or await node.allocator.issue(name, id_count)
         except Refusal as refusal:
             self._promises.record_refusal(request, refusal)
             raise
@@ -54,9 +54,9 @@ class CheckedCalls:
         """Generate document ids."""
         assert node.doc_ids
         prefix = self._promises.prefix(node)
-        runs = node.doc_ids.generate_from_memory(id_count, offset, increment)
+        runs = node.doc_ids.issue_now(id_count, offset, increment)
         if runs is None:
-            runs = await node.doc_ids.generate(id_count, offset, increment)
+            runs = await node.doc_ids.issue(id_count, offset, increment)
         self._promises.record_doc_ids(node, runs, id_count, prefix)
 
     async def set_prefix(self, node: Node, prefix: int) -> None:

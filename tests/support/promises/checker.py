@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.errors import Refusal, RequestIdBurned, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, name_of_period

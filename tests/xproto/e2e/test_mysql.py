@@ -73,7 +73,7 @@ async def test_serials_equal_those_of_mysql(insert: Insert) -> None:
             await doc_ids.change(prefix=chance.randint(0, 65_535))
         count = chance.choice([1, 2, 7, 50])
         theirs = insert(offset, increment, doc_ids.prefix, count)
-        ours = [text for run in await doc_ids.generate(count, offset, increment) for text in run.texts()]
+        ours = [text for run in await doc_ids.issue(count, offset, increment) for text in run.texts()]
         # All but the timestamp, for which MySQL uses its clock.
         assert [(text[:4], text[12:]) for text in ours] == [(text[:4], text[12:]) for text in theirs], (
             f"seed {seed}, offset {offset}, increment {increment}"

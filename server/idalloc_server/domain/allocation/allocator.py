@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from idalloc_server.domain.allocation.config import AllocationConfig, SharedState
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
-from idalloc_server.domain.allocation.counter_state import CounterState
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
-from idalloc_server.domain.allocation.survey import Survey, survey
+from idalloc_server.domain.allocation.survey import CounterState, Survey, survey
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import ServerDraining, StoreUnavailable
 from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
@@ -131,14 +130,14 @@ class Allocator:
         names = list(self._sequence_allocators)
         return await survey(names, states_of, self._shared.clock, self._allocation_config.lease_ttl)
 
-    def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
+    def issue_now(self, sequence: str, count: int) -> IdRange | None:
         """Take ``count`` ids, at least 1, from memory; None if that needs the store."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or self._current_pid() != self._pid:
             return None
-        return sequence_allocator.issue_from_lease(count)
+        return sequence_allocator.issue_now(count)
 
-    async def allocate(self, sequence: str, count: int) -> IdRange:
+    async def issue(self, sequence: str, count: int) -> IdRange:
         """Take one contiguous range, waiting for the store if the lease has too few ids.
 
         Waiting callers of a sequence share store calls and are served in FIFO order. A caller
@@ -160,17 +159,8 @@ class Allocator:
             StoreUnavailable: The store is unreachable, too slow, or returned an error.
             StoreWentBackwards: The store is behind what this process saw of the sequence.
         """
-        issued = self.allocate_from_lease(sequence, count)
-        return await self.allocate_after_refill(sequence, count) if issued is None else issued
-
-    async def allocate_after_refill(self, sequence: str, count: int) -> IdRange:
-        """Allocate as ``allocate`` does, after ``allocate_from_lease`` returned None."""
-        return await self._get_or_add(sequence).issue_after_refill(count)
-
-    def pop_created(self, sequence: str) -> bool:
-        """Return, once, whether ``allocate`` has created the sequence by its first use."""
-        sequence_allocator = self._sequence_allocators.get(sequence)
-        return sequence_allocator is not None and sequence_allocator.pop_created()
+        issued = self.issue_now(sequence, count)
+        return await self._get_or_add(sequence).issue(count) if issued is None else issued
 
     async def proof(self, sequence: str) -> IdRange:
         """Return the lease proof of a sequence, from memory if its lease has not expired.
@@ -179,7 +169,7 @@ class Allocator:
         are not effective before its ``expires_at``.
 
         Raises:
-            Refusal: As ``allocate``.
+            Refusal: As ``issue``.
         """
         sequence_allocator = self._get_or_add(sequence)
         return sequence_allocator.proof() or await sequence_allocator.renew_proof()

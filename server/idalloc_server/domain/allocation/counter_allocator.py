@@ -1,22 +1,23 @@
-"""The allocator of one counter: its lease, its refills, and the queue of callers that wait."""
+"""The allocator of one counter: its lease, its reserve, its refills, and the callers that wait."""
 
 import asyncio
-from contextvars import Context
+from collections import deque
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from itertools import islice
 
 import structlog
 
-from idalloc_server.domain.allocation.backwards import Backwards
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import EXHAUSTED, FAILED, OK, SharedState
 from idalloc_server.domain.allocation.counter_row import CounterRow
-from idalloc_server.domain.allocation.counter_state import CounterState
-from idalloc_server.domain.allocation.held_ids import HeldIds
-from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.allocation.usage import RecentUse
-from idalloc_server.domain.allocation.waiter_queue import WaiterQueue
+from idalloc_server.domain.allocation.issued import RecentUse
+from idalloc_server.domain.allocation.lease import IdRange, Lease
+from idalloc_server.domain.allocation.reserve import PREFETCH_SHARE, Reserve
+from idalloc_server.domain.allocation.survey import CounterState
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
+    InvalidRequest,
     LeaseExpired,
     QuotaExceeded,
     Refusal,
@@ -28,7 +29,42 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.sequences.model import Kind
 from idalloc_server.domain.store.records import Demand, Grant
 
+# A failed renewal is retried after this time.
+RENEW_RETRY_SECONDS = 1.0
+# How often a sequence whose store went backwards is read, to see whether it was advanced.
+RECHECK_SECONDS = 1.0
+
 _log = structlog.get_logger("idalloc.allocation")
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A caller that waits for ids."""
+
+    id_count: int  # the number of ids requested
+    answer: asyncio.Future[IdRange]  # receives the range or the error
+    context: Context  # the context of its call
+
+    @property
+    def served_ids(self) -> int:
+        """The number of ids that the caller got; 0 before its answer, and without one."""
+        answer = self.answer
+        return answer.result().id_count if answer.done() and not answer.cancelled() and not answer.exception() else 0
+
+
+@dataclass(slots=True, eq=False)
+class _Behind:
+    """The store of a counter went backwards: its ids are refused until it is advanced (P3)."""
+
+    error: StoreWentBackwards  # what callers get
+    recheck_at: float  # when the next read is due, in ``Clock.boot`` seconds
+    read: asyncio.Task[bool] | None = None  # the last read; no caller's cancellation ends it
+
+
+# Shared by all counters without waiters: a deque of its own would be most of the memory of an idle
+# sequence.
+_NO_WAITERS: deque[_Waiter] = deque()
+_NONE_ACTIVE: set[_Waiter] = set()
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +72,7 @@ class CounterAllocator:
     """Issues the ids of one counter: of a sequence, or of one period of a sequence.
 
     All methods must be called on one event loop. One refill at a time writes to the store, in its
-    own task that no caller's cancellation ends.
+    own task that no caller's cancellation ends. All times are in ``Clock.boot`` seconds.
 
     Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that
     waited when the write began; the rest is given back. Later callers wait for a later write.
@@ -49,10 +85,21 @@ class CounterAllocator:
     use: RecentUse = field(default_factory=RecentUse)
     has_issued: bool = False  # whether it has issued any id
     _clock: Clock = field(init=False)
-    _held: HeldIds = field(init=False)
-    _waiters: WaiterQueue = field(default_factory=WaiterQueue)
+    _lease: Lease = field(init=False)  # the ids that this process holds
+    _reserve: Reserve = field(init=False)  # how many ids it should hold
+    # When the next call starts a refill or a review, even if enough ids are left.
+    _refill_at: float = 0.0
+    _renew_at: float = 0.0  # when the next call renews the lease
+    _refilled_at: float = 0.0  # when the last write was sent
+    _remaining: int = 0  # the number of ids that the sequence had left after the last write
+    _writes: int = 0  # the number of writes
+    # The callers that were not served, in FIFO order; and all that have not resumed yet.
+    _waiting: deque[_Waiter] = field(default_factory=lambda: _NO_WAITERS)
+    _active: set[_Waiter] = field(default_factory=lambda: _NONE_ACTIVE)
+    # The next write is for this many waiters at the front; None for all.
+    _next_write: int | None = None
     _refill_task: asyncio.Task[None] | None = None
-    _backwards: Backwards | None = None
+    _behind: _Behind | None = None
     _has_failed: bool = False  # whether the last refill failed
     _expects_calls: bool = False  # whether a refill follows the first write at once
     _returning: int = 0  # the number of ids being given back
@@ -60,29 +107,37 @@ class CounterAllocator:
 
     def __post_init__(self) -> None:
         self._clock = self._shared.clock
-        self._held = HeldIds(self.row, self._shared)
+        self._lease = Lease(self.row.period)
+        self._reserve = Reserve(self._shared.allocation_config, self._clock.boot())
 
     @property
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
-        lease = self._held.lease
-        return lease.left > 0 and not lease.is_expired(self._clock.boot())
+        return self._lease.left > 0 and not self._lease.is_expired(self._clock.boot())
 
     @property
     def state(self) -> CounterState:
         """What a survey shows of this counter."""
-        row, held = self.row, self._held
-        left = held.lease.left if self.has_lease else 0
-        times = (held.lease.expires_at, held.remaining if held.writes else None, held.refilled_at)
-        problems = (self._has_failed, held.reserve.limited_by, self._backwards is not None)
-        return CounterState(row.period, row.settings, left, held.lease.left, *times, *problems, self.ids_per_second)
+        return CounterState(
+            period=self.row.period,
+            settings=self.row.settings,
+            ids_in_memory=self._lease.left if self.has_lease else 0,
+            held_ids=self._lease.left,
+            expires_at=self._lease.expires_at,
+            remaining=self._remaining if self._writes else None,
+            refilled_at=self._refilled_at,
+            has_failed=self._has_failed,
+            reserve_limit=self._reserve.limited_by,
+            is_behind=self._behind is not None,
+            ids_per_second=self.ids_per_second,
+        )
 
     @property
     def reserve_seconds(self) -> float | None:
         """How many seconds the reserve lasts at the present rate; None without reserve or rate."""
-        if self.row.settings.is_rising or self.row.has_reset or not self._held.writes:
+        if self.row.settings.is_rising or self.row.has_reset or not self._writes:
             return None
-        return self._held.reserve.seconds_left(self._held.lease.left, self._clock.boot())
+        return self._reserve.seconds_left(self._lease.left, self._clock.boot())
 
     @property
     def ids_per_second(self) -> float:
@@ -92,45 +147,52 @@ class CounterAllocator:
     @property
     def generation(self) -> int:
         """The generation of the lease; 0 before the first one."""
-        return self._held.lease.generation
+        return self._lease.generation
 
-    def issue_from_lease(self, count: int) -> IdRange | None:
-        """Issue ids from the lease; None if ``issue_after_refill`` must wait for the store.
+    def issue_now(self, count: int) -> IdRange | None:
+        """Issue ids from the lease; None if ``issue`` must wait for the store.
 
         A ``count`` of 0 returns lease metadata: an empty range. Starts a refill if few ids are
         left, or if the lease is due for renewal.
         """
-        now, held = self._clock.boot(), self._held
-        lease, reserve = held.lease, held.reserve
+        now = self._clock.boot()
+        lease = self._lease
+        reserve = self._reserve
         issued = lease.issue(count, now)
-        if issued is None and lease.later_ranges:
-            issued = held.issue_from_later_range(count, now)
+        if issued is None and lease.later_ranges and self._remaining >= PREFETCH_SHARE and not lease.is_expired(now):
+            # Not near the bound: there the last ids are kept for smaller calls.
+            self._skip_to(count)
+            issued = lease.issue(count, now)
         if issued is not None:
             if count > reserve.largest_call:
                 reserve.largest_call = count
             if self.new_ids:
                 self.new_ids += count
             elif count:
-                self.new_ids, self.new_since, self.has_issued = count, now, True
-                self._shared.issued.issuing.append(self)
-            if now >= held.refill_at or lease.left < reserve.refill_below:
+                self._count_issued(count, now)
+            if now >= self._refill_at or lease.left < reserve.refill_below:
                 self._review(now)
         return issued
 
-    async def issue_after_refill(self, count: int) -> IdRange:
+    async def issue(self, count: int) -> IdRange:
         """Issue ids after the refill in progress, or a new one.
 
         If the sequence has a reset, issue lease metadata.
 
         Raises:
-            Refusal: See ``Allocator.allocate``.
+            Refusal: See ``Allocator.issue``.
         """
-        if self._backwards:
-            await self._backwards.recheck()
-            self._backwards = None
+        if self._behind:
+            await self._recheck(self._behind)
+            self._behind = None
         if self.row.abandoned:
             raise ServerDraining
-        waiter = self._waiters.add(count)
+        waiter = _Waiter(count, asyncio.get_running_loop().create_future(), copy_context())
+        if self._active is _NONE_ACTIVE:
+            self._waiting = deque()
+            self._active = set()
+        self._waiting.append(waiter)
+        self._active.add(waiter)
         self._start_refill()
         try:
             issued = await waiter.answer
@@ -139,46 +201,47 @@ class CounterAllocator:
                 self.row.burn(BurnCause.CANCELLED, waiter.served_ids)
             raise
         finally:
-            self._waiters.mark_resumed(waiter)
+            self._active.discard(waiter)
+            if not self._active and not self._waiting:
+                self._waiting = _NO_WAITERS
+                self._active = _NONE_ACTIVE
         if self.row.abandoned:
             raise ServerDraining
         if self._clock.boot() >= issued.expires_at:  # the process was paused after the ids were served
             self.row.burn(BurnCause.EXPIRED, issued.id_count)
             raise LeaseExpired(self.row.sequence)
-        reserve = self._held.reserve
-        reserve.largest_call = max(reserve.largest_call, count)
+        self._reserve.largest_call = max(self._reserve.largest_call, count)
         return issued
 
     @property
     def demand(self) -> Demand | None:
         """What the callers of this node need; None before it is measured."""
-        return self._held.reserve.demand(self._held.lease.left, self._clock.boot(), self._clock.wall())
+        return self._reserve.demand(self._lease.left, self._clock.boot(), self._clock.wall())
 
     def expect(self, demand: Demand) -> None:
         """Hold what ``demand`` needs before the first call.
 
         The caller repeats it, to retry a refill and to renew.
         """
-        if self._backwards and self.has_issued:
+        if self._behind and self.has_issued:
             return
-        self._backwards = None  # its mark was removed
+        self._behind = None  # its mark was removed
         now = self._clock.boot()
-        self._held.reserve.expect(demand, now)
+        self._reserve.expect(demand, now)
         self._review(now)
 
     def is_idle(self) -> bool:
         """Return whether nothing is in progress, and nothing was issued since the last call."""
-        last, self._last_activity = self._last_activity, (self._held.writes, self._held.lease.left)
-        return (
-            not self._refill_task and not self._waiters.waiting and not self._backwards and last == self._last_activity
-        )
+        last = self._last_activity
+        self._last_activity = (self._writes, self._lease.left)
+        return not self._refill_task and not self._waiting and not self._behind and last == self._last_activity
 
     async def drop_after_change(self) -> None:
         """Drop the lease after a change of the sequence, and the result of a refill in progress."""
         if self._refill_task:
             await asyncio.wait([self._refill_task])
-        self._held.drop(BurnCause.GENERATION)
-        self._backwards = None
+        self.drop(BurnCause.GENERATION)
+        self._behind = None
 
     async def return_lease(self) -> None:
         """Wait for the refill, then give the unused tail back to the store.
@@ -199,35 +262,54 @@ class CounterAllocator:
         """
         if self.row.abandoned:
             return
-        self._held.drop(BurnCause.NOT_RETURNED)
+        self.drop(BurnCause.NOT_RETURNED)
         self.row.burn(BurnCause.NOT_RETURNED, self._returning)
         self.row.burn(BurnCause.UNKNOWN_OUTCOME, self.row.requested)
-        self.row.burn(BurnCause.CANCELLED, self._waiters.served_ids)
+        self.row.burn(BurnCause.CANCELLED, sum(waiter.served_ids for waiter in self._active))
         self.row.abandoned = True
         if self._refill_task:
             self._refill_task.cancel()
-        self._waiters.fail(ServerDraining())  # a refill that has not begun cannot do this
+        self._fail_waiting(ServerDraining())  # a refill that has not begun cannot do this
 
     def drop(self, cause: BurnCause) -> None:
         """Burn the rest of the lease."""
-        self._held.drop(cause)
+        self.row.burn(cause, self._detach().left)
+
+    def _detach(self) -> Lease:
+        """Remove and return the lease."""
+        lease = self._lease
+        self._lease = Lease(self.row.period)
+        self._reserve.record_drop()
+        return lease
+
+    def _skip_to(self, count: int) -> None:
+        """Burn the ranges before the first one that has ``count`` ids, if any."""
+        if self._lease.later_ranges and (skipped := self._lease.skip_to(count)):
+            self.row.burn(BurnCause.LEFTOVER, skipped)
+            self._reserve.record_skipped(skipped)
+
+    def _count_issued(self, count: int, now: float) -> None:
+        if count and not self.new_ids:
+            self.new_since = now
+            self.has_issued = True
+            self._shared.issued.issuing.append(self)
+        self.new_ids += count
 
     def _review(self, now: float) -> None:
         """Start a refill if none runs, and the lease is due for renewal, or more ids are needed."""
         if self._refill_task:
             return
-        held = self._held
-        if now >= held.renew_at or (held.reserve.is_short(held.lease, now) and self._wanted(now)):
+        if now >= self._renew_at or (self._reserve.is_short(self._lease, now) and self._wanted(now)):
             self._start_refill()
         else:
-            held.postpone_refill(now)
+            self._reserve.skip_refill(self._lease.left, now)
+            self._refill_at = min(self._renew_at, self._reserve.review_at)
 
     def _start_refill(self) -> None:
         if not self._refill_task:
             # In a trace, the refill belongs to the call that waits for it; without one it belongs
             # to no call.
-            waiting = self._waiters.waiting
-            context = waiting[0].context if waiting else Context()
+            context = self._waiting[0].context if self._waiting else Context()
             self._refill_task = asyncio.create_task(self._run_refill(), name="refill", context=context)
 
     async def _run_refill(self) -> None:
@@ -235,15 +317,27 @@ class CounterAllocator:
 
         Callers that wait by then start the next one.
         """
-        began, outcome, self._expects_calls = self._clock.boot(), FAILED, False
+        began = self._clock.boot()
+        outcome = FAILED
+        self._expects_calls = False
         try:
             outcome = await self._refill()
         except asyncio.CancelledError:
             outcome = ""
-            self._fail_waiters(ServerDraining())
+            self._fail_refill(ServerDraining())
             raise
         except Exception as error:
-            outcome = self._end_failed_refill(error)
+            if isinstance(error, StoreWentBackwards):
+                self.drop(BurnCause.WENT_BACKWARDS)
+                self._behind = _Behind(error, self._clock.boot() + RECHECK_SECONDS)
+                _log.error("store_went_backwards", **{"sequence": self.row.sequence, **error.metadata})
+            elif isinstance(error, SequenceDeleted):
+                self.drop(BurnCause.GENERATION)
+            elif not isinstance(error, Refusal):
+                _log.exception("refill_failed", sequence=self.row.sequence)
+            self._fail_refill(error)
+            if isinstance(error, SequenceNotFound | QuotaExceeded):  # there is no sequence
+                outcome = ""
         finally:
             if outcome:
                 self._has_failed = outcome == FAILED
@@ -252,92 +346,190 @@ class CounterAllocator:
             self._continue_after_refill()
 
     async def _refill(self) -> str:
-        """Fetch ids, answer the waiters, and return the outcome."""
-        waiting, was_counter = len(self._waiters.waiting), self.row.settings.kind == Kind.COUNTER
-        wanted, grant = await self._fetch()
-        is_counter, is_rising = grant.sequence.kind == Kind.COUNTER, grant.sequence.is_rising
-        if wanted and was_counter != is_counter:
-            return OK  # Nothing was granted. The next refill knows the kind.
-        most = waiting if is_rising else len(self._waiters.waiting)
-        serve = self._waiters.serve if grant.granted >= wanted else self._waiters.serve_at_bound
-        self._count_issued(serve(self._held, most, self._clock.boot()))
-        if is_rising and self._held.lease.left:
-            await self._return_tail()
-        return EXHAUSTED if grant.granted < wanted and not grant.remaining and is_counter else OK
-
-    async def _fetch(self) -> tuple[int, Grant]:
-        """Request what waiters and reserve need, and add it to the lease.
-
-        Returns:
-            The number of ids requested, and what the store granted.
-        """
-        clock, held = self._clock, self._held
+        """Request what waiters and reserve need, answer the waiters, and return the outcome."""
+        clock = self._clock
+        waiting = len(self._waiting)
+        was_counter = self.row.settings.kind == Kind.COUNTER
         sent_at = clock.boot()
         wanted = self._wanted(sent_at)
-        if held.lease.left and held.lease.is_expired(sent_at):
-            held.drop(BurnCause.EXPIRED)
-        demand = held.reserve.demand_to_write(held.lease.left, sent_at, clock)
-        grant = await self.row.grant(wanted, demand)
+        if self._lease.left and self._lease.is_expired(sent_at):
+            self.drop(BurnCause.EXPIRED)
+        grant = await self.row.grant(wanted, self._reserve.demand_to_write(self._lease.left, sent_at, clock))
         if grant is None:
             sent_at = clock.boot()
             wanted = self._wanted(sent_at)  # more callers may wait by now
             grant = await self.row.create(wanted)
+        self._add(grant, sent_at)
+        is_rising = grant.sequence.is_rising
+        is_counter = grant.sequence.kind == Kind.COUNTER
+        if wanted and was_counter != is_counter:
+            return OK  # Nothing was granted. The next refill knows the kind.
+        serve = self._serve if grant.granted >= wanted else self._serve_at_bound
         now = clock.boot()
-        held.add(grant, sent_at, now)
-        if held.writes == 1 and not grant.sequence.is_rising:
-            self._expects_calls = held.reserve.adopt_demand(now, clock.wall())
-        return wanted, grant
+        self._count_issued(serve(waiting if is_rising else len(self._waiting), now), now)
+        if is_rising and self._lease.left:
+            await self._return_tail()
+        return EXHAUSTED if grant.granted < wanted and not grant.remaining and is_counter else OK
+
+    def _add(self, grant: Grant, sent_at: float) -> None:
+        """Add the ids of a grant whose call was sent at ``sent_at``, and renew the lease."""
+        sequence = grant.sequence
+        if (grant.generation, sequence.step) != (self._lease.generation, self._lease.step) or sequence.is_rising:
+            self.drop(BurnCause.GENERATION)
+        now = self._clock.boot()
+        reserve = self._reserve
+        lease_ttl = self._shared.allocation_config.lease_ttl
+        before = self._lease.left
+        # The TTL starts before the store call: the store may have granted at any time since (P4).
+        self._lease.add(grant, expires_at=sent_at + lease_ttl)
+        reserve.record_refill(self._lease, before, now)
+        self._renew_at = sent_at + lease_ttl / 3
+        self._refilled_at = sent_at
+        self._refill_at = min(self._renew_at, reserve.review_at)
+        self._remaining = grant.remaining
+        reserve.demand_in_row = grant.demand
+        self._writes += 1
+        if self._writes == 1 and not sequence.is_rising:
+            self._expects_calls = reserve.adopt_demand(now, self._clock.wall())
 
     def _wanted(self, now: float) -> int:
-        """Return how many ids to request in the next write."""
+        """Return how many ids to request in the next write, and end a deferral of waiters."""
         settings = self.row.settings
         if self.row.has_reset:
             return 0
         if settings.kind != Kind.COUNTER:
             limit = int(self._shared.allocation_config.max_clock_skew * settings.kind.per_second) + 1
-            self._waiters.reject_above(limit, f"for sequence {self.row.sequence!r}, as max_clock_skew allows")
-        requested = self._waiters.requested_ids()
+            for waiter in self._waiting:
+                if waiter.id_count > limit and not waiter.answer.done():
+                    which = f"for sequence {self.row.sequence!r}, as max_clock_skew allows"
+                    rule = f"must be at most {limit} {which}; is {waiter.id_count}"
+                    waiter.answer.set_exception(InvalidRequest("id_count", rule))
+        served = islice(self._waiting, self._next_write)
+        requested = sum(waiter.id_count for waiter in served if not waiter.answer.done())
+        self._next_write = None
         if settings.is_rising or self.row.outcome_unknown:  # else a failing store burns one reserve after another
             return requested
-        held = self._held
-        return requested + held.reserve.prefetch(held.lease, settings, requested, held.remaining, now)
+        return requested + self._reserve.prefetch(
+            self._lease, settings, requested=requested, remaining=self._remaining, now=now
+        )
 
-    def _count_issued(self, count: int) -> None:
-        if count and not self.new_ids:
-            self.new_since, self.has_issued = self._clock.boot(), True
-            self._shared.issued.issuing.append(self)
-        self.new_ids += count
+    def _serve(self, most: int, now: float) -> int:
+        """Answer up to ``most`` waiters in FIFO order, as far as the lease lasts.
 
-    def _end_failed_refill(self, error: Exception) -> str:
-        """Fail the waiters with a refill's error; return the outcome, or "" without a sequence."""
-        if isinstance(error, StoreWentBackwards):
-            self._held.drop(BurnCause.WENT_BACKWARDS)
-            self._backwards = Backwards(self.row, self._shared.high_water_marks, self._clock, error)
-        elif isinstance(error, SequenceDeleted):
-            self._held.drop(BurnCause.GENERATION)
-        elif not isinstance(error, Refusal):
-            _log.exception("refill_failed", sequence=self.row.sequence)
-        self._fail_waiters(error)
-        return "" if isinstance(error, SequenceNotFound | QuotaExceeded) else FAILED
+        Returns:
+            The number of ids issued.
+        """
+        issued_ids = 0
+        for _ in range(most):
+            waiter = self._waiting[0]
+            if not waiter.answer.done():
+                count = 0 if self.row.has_reset else waiter.id_count
+                if self._remaining:  # the last ids are not skipped
+                    self._skip_to(count)
+                issued = self._lease.issue(count, now)
+                if issued is None:
+                    break  # It arrived during the write, or the lease has expired: the next refill serves it.
+                if self.row.created:
+                    issued = issued._replace(created=True)
+                    self.row.created = False
+                waiter.answer.set_result(issued)
+                issued_ids += count
+            self._waiting.popleft()
+        return issued_ids
 
-    def _fail_waiters(self, error: Exception) -> None:
-        self._held.record_failure(self._clock.boot())
+    def _serve_at_bound(self, most: int, now: float) -> int:
+        """Answer up to ``most`` waiters after a write that granted too few ids.
+
+        Near the bound of a counter nothing is granted. Waiters that want more than the store has
+        left fail; the others wait for a write that requests at most that.
+
+        Returns:
+            The number of ids issued.
+        """
+        row = self.row
+        lease = self._lease
+        remaining = self._remaining
+        issued_ids = 0
+        deferred: list[_Waiter] = []
+        for _ in range(most):
+            waiter = self._waiting[0]
+            count = 0 if row.has_reset else waiter.id_count
+            if not waiter.answer.done():
+                issued = lease.issue(count, now)
+                if issued is not None:
+                    waiter.answer.set_result(issued)
+                    issued_ids += count
+                elif lease.is_expired(now):
+                    break  # The next refill serves it.
+                elif count <= remaining and row.settings.kind == Kind.COUNTER:
+                    remaining -= count
+                    deferred.append(waiter)
+                else:
+                    largest = lease.next_range_size or remaining
+                    waiter.answer.set_exception(row.insufficient_ids_error(count, lease.left + remaining, largest))
+            self._waiting.popleft()
+        # If there are any, the next write is only for these.
+        self._waiting.extendleft(reversed(deferred))
+        self._next_write = len(deferred) or None
+        return issued_ids
+
+    def _fail_refill(self, error: Exception) -> None:
+        """Fail the waiters with a refill's error; from now on only time starts the next one."""
+        self._refill_at = self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
+        self._reserve.record_failure()
         # The quota is that of the caller that started the refill.
         most = 1 if isinstance(error, QuotaExceeded) else None
-        if not self._waiters.fail(error, most=most):  # else each caller that still waits reports it
+        if not self._fail_waiting(error, most=most):  # else each caller that still waits reports it
             self._shared.store_health.record_failure(error)
 
+    def _fail_waiting(self, error: Exception, *, most: int | None = None) -> bool:
+        """Remove all waiters, or the ``most`` oldest, and fail them; return if any still waited."""
+        has_failed = False
+        for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
+            answer = self._waiting.popleft().answer
+            if not answer.done():
+                answer.set_exception(error)
+                has_failed = True
+        return has_failed
+
     def _continue_after_refill(self) -> None:
-        if self._waiters.waiting:
+        if self._waiting:
             self._start_refill()
         elif self._expects_calls:
             self._review(self._clock.boot())
-        elif not self._held.writes and self.row.name not in self._shared.high_water_marks and not self._backwards:
+        elif not self._writes and self.row.name not in self._shared.high_water_marks and not self._behind:
             self._shared.drop_unknown(self.row.name)
+
+    async def _recheck(self, behind: _Behind) -> None:
+        """Read the row at most every ``RECHECK_SECONDS``; raise until the sequence is advanced."""
+        now = self._clock.boot()
+        if now >= behind.recheck_at:
+            behind.recheck_at = now + RECHECK_SECONDS
+            if behind.read is None or behind.read.done():
+                behind.read = asyncio.create_task(self._is_advanced(behind), name="recheck")
+            await asyncio.wait({behind.read})
+        if behind.read is not None and behind.read.done() and not behind.read.cancelled() and behind.read.result():
+            return
+        raise behind.error.with_traceback(None)
+
+    async def _is_advanced(self, behind: _Behind) -> bool:
+        marks = self._shared.high_water_marks
+        try:
+            if self.row.name not in marks:
+                await self.row.grant(0)  # the witness, which refused the row, compares it again
+                return True
+            return marks.accept(await self.row.read())
+        except StoreWentBackwards as error:
+            behind.error = error
+        except Refusal as refusal:
+            _log.warning("recheck_failed", sequence=self.row.sequence, error=str(refusal))
+        return False
 
     async def _return_tail(self) -> None:
         """Give the unused tail back to the store, and burn the rest of the lease."""
-        lease, row, returned = self._held.detach(), self.row, 0
+        row = self.row
+        lease = self._detach()
+        returned = 0
         value, count, version = lease.tail()
         self._returning = lease.left
         try:

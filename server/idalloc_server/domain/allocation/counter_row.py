@@ -52,7 +52,7 @@ class CounterRow:
     requested: int = 0  # the number of ids requested by calls in flight
     # Whether the allocator was abandoned, which has burned the ids in flight: calls then fail.
     abandoned: bool = False
-    created: bool = False  # whether this node created the row
+    created: bool = False  # whether this node created the row, and nobody got ids of it yet
 
     def __post_init__(self) -> None:
         self.sequence, _, self.period = self.name.partition(PERIOD_SEPARATOR)

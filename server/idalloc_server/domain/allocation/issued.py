@@ -1,9 +1,56 @@
-"""Issued ids by sequence, between two samples: a call only adds to a number."""
+"""Issued ids by sequence: a call only adds to a number, and a sample makes a rate of it."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from idalloc_server.domain.allocation.usage import RecentUse
+# A rate covers the last minute, or the time since the first id if that is shorter. Before the
+# second time has passed, a few calls would look like a huge rate.
+WINDOW_SECONDS, MIN_SECONDS = 60.0, 5.0
+# The ids of this long are counted together, as if they were issued evenly.
+PART_SECONDS = 10.0
+
+
+class _Part(NamedTuple):
+    """Ids that were issued between two times, and the total before them."""
+
+    since: float
+    until: float
+    before: int
+
+
+class RecentUse:
+    """Counts the ids that were issued in the last minute. Times are in ``Clock.boot`` seconds."""
+
+    __slots__ = ("_parts", "_total")
+
+    def __init__(self) -> None:
+        self._parts: tuple[_Part, ...] = ()  # a tuple takes less memory than a list
+        self._total = 0
+
+    def add(self, ids: int, since: float, now: float) -> None:
+        """Add ids, the first of which was issued at ``since``."""
+        parts = self._parts
+        if parts and since - parts[-1].since < PART_SECONDS:
+            self._parts = (*parts[:-1], parts[-1]._replace(until=now))
+        else:
+            kept = [part for part in parts if part.until > now - WINDOW_SECONDS]
+            if not kept:
+                self._total = 0  # the count starts again
+            self._parts = (*kept, _Part(since, now, self._total))
+        self._total += ids
+
+    def per_second(self, now: float) -> float:
+        """Return the rate in ids a second; 0 if none was issued within ``WINDOW_SECONDS``."""
+        start = now - WINDOW_SECONDS
+        parts = [part for part in self._parts if part.until > start]
+        if not parts:
+            return 0.0
+        first = parts[0]
+        if first.since >= start and first.before == 0:
+            return self._total / max(MIN_SECONDS, now - first.since)
+        after = parts[1].before if len(parts) > 1 else self._total
+        outside = max(0.0, start - first.since) / max(first.until - first.since, 1e-9)
+        return (self._total - first.before - (after - first.before) * outside) / WINDOW_SECONDS
 
 
 class _Row(Protocol):

@@ -8,14 +8,33 @@ sequence has a new generation, and gives it back when idle.
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.records import Grant, RowVersion
 
 _DEFAULTS = Sequence()
 # Shared by all leases of one range, which are most of them.
 _NO_LATER_RANGES: list[tuple[int, int]] = []
+
+
+class IdRange(NamedTuple):
+    """Ids issued to one caller: first_id, first_id + step, … last_id."""
+
+    first_id: int  # the first id, inclusive
+    id_count: int  # the number of ids; 0 in lease metadata (``SequenceAllocator.proof``)
+    step: int  # the distance from one id to the next, never 0
+    generation: int  # the generation of the lease
+    expires_at: float  # when the lease expires, in ``Clock.boot`` seconds
+    sequence: Sequence  # the settings of the sequence
+    # The period of the counter, such as "2026-11"; empty if the sequence has no reset.
+    period: str = ""
+    created: bool = False  # whether the call created the sequence
+
+    @property
+    def last_id(self) -> int:
+        """The last id, inclusive."""
+        return self.first_id + (self.id_count - 1) * self.step
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +87,7 @@ class Lease:
             self._first, self._count = self.later_ranges.pop(0)
         # As the constructor of a named tuple does, which is Python.
         return tuple.__new__(
-            IdRange, (first, count, self.step, self.generation, self.expires_at, self.sequence, self.period)
+            IdRange, (first, count, self.step, self.generation, self.expires_at, self.sequence, self.period, False)
         )
 
     def skip_to(self, count: int) -> int:

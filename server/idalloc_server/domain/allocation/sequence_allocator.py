@@ -8,7 +8,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.counter_row import CounterRow, PeriodRow
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import LeaseExpired, ServerDraining, StoreUnavailable
 from idalloc_server.domain.generations import generation_after
@@ -71,49 +71,49 @@ class SequenceAllocator:
         """The allocators of all periods, then the allocator of the sequence's own row."""
         return [*self._periods.values(), self._own]
 
-    def issue_from_lease(self, count: int) -> IdRange | None:
-        """Issue ids from the lease; None if ``issue_after_refill`` must wait for the store."""
+    def issue_now(self, count: int) -> IdRange | None:
+        """Issue ids from the lease; None if ``issue`` must wait for the store."""
         if not self._periods:
-            return self._own.issue_from_lease(count)
+            return self._own.issue_now(count)
         proof = self.proof()
         if proof is None:
             return None
         if proof.sequence.reset != self._reset:  # another sequence replaced this one
-            return self._own.issue_from_lease(count) if proof.sequence.reset == Reset.NEVER else None
+            return self._own.issue_now(count) if proof.sequence.reset == Reset.NEVER else None
         counter = self._periods.get(self._current_period(proof))
         if counter is None or counter.generation != proof.generation:
             return None
-        issued = counter.issue_from_lease(count)
+        issued = counter.issue_now(count)
         return issued if issued is None else _limit_expiry(issued, proof)
 
-    async def issue_after_refill(self, count: int) -> IdRange:
+    async def issue(self, count: int) -> IdRange:
         """Issue ids, waiting for the store.
 
         Raises:
-            Refusal: See ``Allocator.allocate``.
+            Refusal: See ``Allocator.issue``.
         """
         for _ in range(_ATTEMPTS):
             proof = self.proof() if self._own.row.has_reset else None
             if proof is None:
-                proof = await self._own.issue_after_refill(count)
+                proof = await self._own.issue(count)
             if proof.id_count:  # without a reset
                 return proof
             counter = self._current_counter(proof)
             if counter.generation > proof.generation:
                 await self._renew_proof_of(counter.generation)
                 continue
-            valid = await self._validate(counter.issue_from_lease(count) or await counter.issue_after_refill(count))
+            valid = await self._validate(counter.issue_now(count) or await counter.issue(count))
             if valid is not None:
                 return valid
         raise StoreUnavailable(f"sequence {self._name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     def proof(self) -> IdRange | None:
         """Return lease metadata, as an empty range, or None if the lease has expired."""
-        return self._own.issue_from_lease(0)
+        return self._own.issue_now(0)
 
     async def renew_proof(self) -> IdRange:
         """Return lease metadata after a renewal in the store."""
-        return await self._own.issue_after_refill(0)
+        return await self._own.issue(0)
 
     @property
     def reserve_seconds(self) -> float | None:
@@ -127,11 +127,6 @@ class SequenceAllocator:
         if seconds is None or seconds >= self._shared.allocation_config.outage_reserve:
             return ""
         return self._counter_in_use.state.reserve_limit
-
-    def pop_created(self) -> bool:
-        """Return, once, whether this node created the sequence."""
-        created, self._own.row.created = self._own.row.created, False
-        return created
 
     async def drop_after_change(self) -> None:
         """Drop the leases and the results of refills in progress, after a change."""

@@ -174,7 +174,7 @@ class DocIdGenerator:
         """The timestamp of the ids issued now, in seconds since 1970."""
         return self._start.timestamp
 
-    def generate_from_memory(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun] | None:
+    def issue_now(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun] | None:
         """Issue ids without waiting (``Document_id_generator::generate``, ``count`` times).
 
         Args:
@@ -208,8 +208,8 @@ class DocIdGenerator:
         self.issued += count
         return runs
 
-    async def generate(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun]:
-        """Issue ids as ``generate_from_memory`` does, also if the serial overflows.
+    async def issue(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun]:
+        """Issue ids as ``issue_now`` does, also if the serial overflows.
 
         An overflow claims the next start timestamp. Concurrent callers share one claim. A cancelled
         caller gets no ids and does not cancel the claim.
@@ -221,7 +221,7 @@ class DocIdGenerator:
                 fork.
             ServerDraining: ``cancel_claims`` was called.
         """
-        while (runs := self.generate_from_memory(count, offset, increment)) is None:
+        while (runs := self.issue_now(count, offset, increment)) is None:
             await self._wait_for_claim()
         return runs
 

@@ -8,7 +8,7 @@ import structlog
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     LeaseExpired,
@@ -231,7 +231,7 @@ class IdempotentAllocator:
     async def _answer(self, call: _Call) -> tuple[IdRange, int]:
         """Allocate and record ids; return them, or the answer that is recorded already."""
         try:
-            taken = await self._allocator.allocate(call.sequence, call.id_count)
+            taken = await self._allocator.issue(call.sequence, call.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
             return await self._replay_or_raise(call, refusal)
         call.taken = taken = with_date(taken, self._clock.wall())

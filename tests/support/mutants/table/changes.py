@@ -111,7 +111,7 @@ MUTANTS = (
         "period-of-an-older-generation",
         "ids of a period are issued from memory although the sequence has another generation",
         Edit(
-            "SequenceAllocator.issue_from_lease",
+            "SequenceAllocator.issue_now",
             "counter is None or counter.generation != proof.generation",
             "counter is None",
         ),

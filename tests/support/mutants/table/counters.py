@@ -3,7 +3,6 @@
 from tests.support.mutants.edit import Edit, Place
 
 COUNTER = "idalloc_server.domain.allocation.counter_allocator"
-WAITER_QUEUE = "idalloc_server.domain.allocation.waiter_queue"
 ROW = "idalloc_server.domain.allocation.counter_row"
 
 MUTANTS = (
@@ -12,24 +11,22 @@ MUTANTS = (
         "a rising write also serves callers that arrived after it began",
         Edit(
             "CounterAllocator._refill",
-            "waiting if is_rising else len(self._waiters.waiting)",
-            "len(self._waiters.waiting)",
+            "waiting if is_rising else len(self._waiting)",
+            "len(self._waiting)",
         ),
         scenarios=("rising-rest",),
     ),
     Place("RISING", COUNTER).mutant(
         "rising-ids-are-kept",
         "the rest of a rising write stays in memory",
-        Edit(
-            "CounterAllocator._refill", "if is_rising and self._held.lease.left:\n    await self._return_tail()", "pass"
-        ),
+        Edit("CounterAllocator._refill", "if is_rising and self._lease.left:\n    await self._return_tail()", "pass"),
         scenarios=("rising-rest",),
     ),
     Place("refills", COUNTER).mutant(
         "cancelled-caller-ends-the-refill",
         "the cancellation of one caller cancels the refill of all",
         Edit(
-            "CounterAllocator.issue_after_refill",
+            "CounterAllocator.issue",
             "if not self.row.abandoned:\n    self.row.burn(BurnCause.CANCELLED, waiter.served_ids)",
             "if not self.row.abandoned:\n"
             "    self.row.burn(BurnCause.CANCELLED, waiter.served_ids)\n"
@@ -38,19 +35,19 @@ MUTANTS = (
         ),
         scenarios=("cancel",),
     ),
-    Place("refills", WAITER_QUEUE).mutant(
+    Place("refills", COUNTER).mutant(
         "deferred-callers-change-places",
         "callers that wait for the next write at the bound are served in reverse",
-        Edit("WaiterQueue.serve_at_bound", "reversed(deferred)", "deferred"),
+        Edit("CounterAllocator._serve_at_bound", "reversed(deferred)", "deferred"),
         scenarios=("bound",),
     ),
-    Place("bound", WAITER_QUEUE).mutant(
+    Place("bound", COUNTER).mutant(
         "last-ids-are-skipped",
         "near the bound a large call burns the ids that smaller calls could still get",
         Edit(
-            "WaiterQueue.serve_at_bound",
+            "CounterAllocator._serve_at_bound",
             "issued = lease.issue(count, now)",
-            "issued = held.skip_to(count).issue(count, now)",
+            "self._skip_to(count)\nissued = lease.issue(count, now)",
         ),
         scenarios=("last-ids",),
     ),
@@ -73,19 +70,19 @@ MUTANTS = (
     Place("P9", COUNTER).mutant(
         "burned-expired-not-counted",
         "the rest of an expired lease is not counted",
-        Edit("CounterAllocator._fetch", "held.drop(BurnCause.EXPIRED)", "held.detach()"),
+        Edit("CounterAllocator._refill", "self.drop(BurnCause.EXPIRED)", "self._detach()"),
         scenarios=("advance-lease",),
     ),
     Place("P9", COUNTER).mutant(
         "burned-cancelled-not-counted",
         "the ids of a cancelled call are not counted",
-        Edit("CounterAllocator.issue_after_refill", "self.row.burn(BurnCause.CANCELLED, waiter.served_ids)", "None"),
+        Edit("CounterAllocator.issue", "self.row.burn(BurnCause.CANCELLED, waiter.served_ids)", "None"),
         scenarios=("cancel",),
     ),
-    Place("P9", "idalloc_server.domain.allocation.held_ids").mutant(
+    Place("P9", COUNTER).mutant(
         "burned-leftover-not-counted",
         "ids that a larger call skipped are not counted",
-        Edit("HeldIds.skip_to", "self.row.burn(BurnCause.LEFTOVER, skipped)", "None"),
+        Edit("CounterAllocator._skip_to", "self.row.burn(BurnCause.LEFTOVER, skipped)", "None"),
         scenarios=("shared",),
     ),
     Place("P9", COUNTER).mutant(

@@ -40,7 +40,7 @@ MUTANTS = (
         "overflow-without-a-claim",
         "when the serial overflows, the next second is used without a claim",
         Edit(
-            "DocIdGenerator.generate_from_memory",
+            "DocIdGenerator.issue_now",
             "if self._next_start is None:\n    return None",
             "if self._next_start is None:\n"
             "    self._next_start = StartTimestamp(self._start.prefix, self._start.timestamp + 1)",
@@ -56,7 +56,7 @@ MUTANTS = (
     Place("P8", GENERATOR).mutant(
         "fork-of-document-ids",
         "the child of a fork makes document ids of its parent's start timestamp",
-        Edit("DocIdGenerator.generate_from_memory", "self._pid != self._current_pid()", "False"),
+        Edit("DocIdGenerator.issue_now", "self._pid != self._current_pid()", "False"),
         scenarios=("fork",),
     ),
     ALLOCATOR.mutant(
@@ -69,7 +69,7 @@ MUTANTS = (
         "fork-issues-from-memory",
         "a fork that Python does not see issues ids from memory",
         Edit(
-            "Allocator.allocate_from_lease",
+            "Allocator.issue_now",
             "sequence_allocator is None or self._current_pid() != self._pid",
             "sequence_allocator is None",
         ),

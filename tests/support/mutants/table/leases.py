@@ -4,7 +4,6 @@ from tests.support.mutants.edit import Edit, Place
 
 LEASE = "idalloc_server.domain.allocation.lease"
 COUNTER = "idalloc_server.domain.allocation.counter_allocator"
-HELD = "idalloc_server.domain.allocation.held_ids"
 
 MUTANTS = (
     Place("P4", LEASE).mutant(
@@ -22,16 +21,16 @@ MUTANTS = (
     Place("P4", COUNTER).mutant(
         "no-check-after-the-wait",
         "the end of the lease is not checked again when a caller resumes after its wait",
-        Edit("CounterAllocator.issue_after_refill", "self._clock.boot() >= issued.expires_at", "False"),
+        Edit("CounterAllocator.issue", "self._clock.boot() >= issued.expires_at", "False"),
         scenarios=("advance-lease",),
     ),
-    Place("P4", HELD).mutant(
+    Place("P4", COUNTER).mutant(
         "life-counts-from-the-answer",
         "the life of a lease counts from the store's answer, not from before the call",
         Edit(
-            "HeldIds.add",
-            "lease.add(grant, expires_at=sent_at + lease_ttl)",
-            "lease.add(grant, expires_at=now + lease_ttl)",
+            "CounterAllocator._add",
+            "self._lease.add(grant, expires_at=sent_at + lease_ttl)",
+            "self._lease.add(grant, expires_at=now + lease_ttl)",
         ),
         scenarios=("advance-lease",),
     ),
@@ -61,9 +60,9 @@ MUTANTS = (
         "cancelled-ids-return-to-the-lease",
         "a cancelled call gives its ids back to the lease",
         Edit(
-            "CounterAllocator.issue_after_refill",
+            "CounterAllocator.issue",
             "self.row.burn(BurnCause.CANCELLED, waiter.served_ids)",
-            "lease, returned = self._held.lease, waiter.served_ids\n"
+            "lease, returned = self._lease, waiter.served_ids\n"
             "lease.left, lease._count = lease.left + returned, lease._count + returned\n"
             "lease._first -= returned * lease.step",
         ),
@@ -75,20 +74,20 @@ MUTANTS = (
         Edit("CounterRow.create", "stored.revised_by != token", "False"),
         scenarios=("cold-start",),
     ),
-    Place("P5", HELD).mutant(
+    Place("P5", COUNTER).mutant(
         "lease-of-an-older-generation",
         "a lease of an older generation is kept at the next refill",
         Edit(
-            "HeldIds.add",
-            "(grant.generation, sequence.step) != (self.lease.generation, self.lease.step) or sequence.is_rising",
-            "sequence.step != self.lease.step or sequence.is_rising",
+            "CounterAllocator._add",
+            "(grant.generation, sequence.step) != (self._lease.generation, self._lease.step) or sequence.is_rising",
+            "sequence.step != self._lease.step or sequence.is_rising",
         ),
         scenarios=("advance-renewal",),
     ),
     Place("P5", COUNTER).mutant(
         "lease-kept-after-the-own-change",
         "the node that made a change keeps its lease",
-        Edit("CounterAllocator.drop_after_change", "self._held.drop(BurnCause.GENERATION)", "None"),
+        Edit("CounterAllocator.drop_after_change", "self.drop(BurnCause.GENERATION)", "None"),
         scenarios=("own-change",),
     ),
     Place("P5", COUNTER).mutant(

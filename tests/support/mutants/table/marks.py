@@ -22,10 +22,10 @@ MUTANTS = (
         "a tail is detached only after the store took it back",
         Edit(
             "CounterAllocator._return_tail",
-            "lease, row, returned = (self._held.detach(), self.row, 0)",
-            "lease, row, returned = (self._held.lease, self.row, 0)",
+            "lease = self._detach()",
+            "lease = self._lease",
         ),
-        Edit("CounterAllocator._return_tail", "self._returning = 0", "self._returning, _ = 0, self._held.detach()"),
+        Edit("CounterAllocator._return_tail", "self._returning = 0", "self._returning = 0\nself._detach()"),
         scenarios=("rising-cancel",),
     ),
     Place("P2", "idalloc_server.domain.allocation.lease").mutant(
@@ -117,7 +117,7 @@ MUTANTS = (
     Place("P3", COUNTER).mutant(
         "lease-kept-behind-the-mark",
         "a node that noticed that the store went backwards goes on with its lease",
-        Edit("CounterAllocator._end_failed_refill", "self._held.drop(BurnCause.WENT_BACKWARDS)", "None"),
+        Edit("CounterAllocator._run_refill", "self.drop(BurnCause.WENT_BACKWARDS)", "None"),
         scenarios=("restore-fresh",),
     ),
     Place("retirement", "idalloc_server.domain.store.retirement").mutant(

@@ -13,10 +13,10 @@ MUTANTS = (
         Edit("Lease.usable", "unusable <= 0", "True"),
         unexplored=UNEXPLORED,
     ),
-    Place("P10", "idalloc_server.domain.allocation.held_ids").mutant(
+    Place("P10", "idalloc_server.domain.allocation.counter_allocator").mutant(
         "renewal-at-the-end",
         "a lease is renewed when it ends, not when a third of its life is over",
-        Edit("HeldIds.add", "sent_at + lease_ttl / 3", "sent_at + lease_ttl"),
+        Edit("CounterAllocator._add", "sent_at + lease_ttl / 3", "sent_at + lease_ttl"),
         unexplored=UNEXPLORED,
     ),
     RESERVE.mutant(

@@ -29,7 +29,7 @@ PAST = 89
 
 async def take(node: Allocator, count: int) -> int:
     """Return the first id of a range."""
-    return (node.allocate_from_lease("t", count) or await node.allocate("t", count)).first_id
+    return (node.issue_now("t", count) or await node.issue("t", count)).first_id
 
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:

@@ -28,7 +28,7 @@ def allocator(clock: FakeClock) -> Allocator:
 async def use(allocator: Allocator, since: int, until: int) -> None:
     """Take an id of each of the sequences with these numbers."""
     for number in range(since, until):
-        await allocator.allocate(f"name-{number}", 1)
+        await allocator.issue(f"name-{number}", 1)
 
 
 async def test_objects_of_new_sequences_are_frozen(allocator: Allocator) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.rpc.batches import RangeBatch
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
@@ -33,7 +33,7 @@ class Callers:
         self.issued: Ids = []
 
     async def call_one(self, name: str, count: int) -> None:
-        taken = self.allocator.allocate_from_lease(name, count) or await self.allocator.allocate(name, count)
+        taken = self.allocator.issue_now(name, count) or await self.allocator.issue(name, count)
         self._receive(name, taken)
 
     async def call_many(self, requests: list[tuple[str, int]], end: str, turns: int) -> None:

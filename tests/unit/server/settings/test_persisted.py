@@ -59,10 +59,10 @@ class TestChange:
     ) -> None:
         """All settings of a request change at once; the serial continues."""
         doc_ids = await started(store, clock)
-        assert doc_ids.generate_from_memory(1)[0].first == 1  # type: ignore[index]
+        assert doc_ids.issue_now(1)[0].first == 1  # type: ignore[index]
         node = await update(doc_ids, prefix=7, auto_increment_offset=5, auto_increment_increment=10)
         assert (node.prefix, node.auto_increment_offset, node.auto_increment_increment) == (7, 5, 10)
-        (run,) = doc_ids.generate_from_memory(2)  # type: ignore[misc]
+        (run,) = doc_ids.issue_now(2)  # type: ignore[misc]
         assert (run.prefix, run.first, run.step, run.timestamp) == (7, 5, 10, node.start_timestamp)
 
     async def test_update_mask_can_set_prefix_0(self, store: MemoryStore, clock: FakeClock) -> None:
@@ -134,7 +134,7 @@ class TestChange:
         second = asyncio.create_task(doc_ids.change(prefix=2, auto_increment_offset=2))
         await settle()
         first.cancel()  # Its change continues.
-        assert doc_ids.generate_from_memory(1)[0].prefix == 0  # type: ignore[index]
+        assert doc_ids.issue_now(1)[0].prefix == 0  # type: ignore[index]
         gate.set()
         await second
         assert (doc_ids.prefix, doc_ids.offset) == (2, 2)
@@ -145,7 +145,7 @@ class TestChange:
         doc_ids = await started(store, clock)
         doc_ids._serial = MAX_SERIAL
         gate = store.hold("claim_start")
-        waiting = asyncio.create_task(doc_ids.generate(1))
+        waiting = asyncio.create_task(doc_ids.issue(1))
         await settle()
         await doc_ids.change(prefix=7)
         gate.set()

@@ -282,7 +282,7 @@ class TestFollowing:
         supervisor.store.down = True
         supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
         await supervisor.wait_failures(3)
-        runs = supervisor.doc_ids.generate_from_memory(1)
+        runs = supervisor.doc_ids.issue_now(1)
         assert runs is not None
         assert runs[0].prefix == 3
         assert not supervisor.pipe.has(messages.Applied)

@@ -30,14 +30,14 @@ class Node:
         """Allocate until the node holds a lease; return the ids."""
         taken = []
         for _ in range(8):
-            taken += ids(await self.allocator.allocate(name, 10))
+            taken += ids(await self.allocator.issue(name, 10))
             clock.advance(0.1)
             await settle()  # lets a background refill finish
         assert self.allocator.lease_count
         return taken
 
     async def take(self, name: str, count: int = 1) -> list[int]:
-        return ids(await self.allocator.allocate(name, count))
+        return ids(await self.allocator.issue(name, count))
 
 
 @pytest.fixture

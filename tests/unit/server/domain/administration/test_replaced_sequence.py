@@ -81,7 +81,7 @@ async def test_a_replaced_reset_has_its_own_periods(store: MemoryStore, clock: F
         await old.take("s")
     await fresh.service.advance("s", 55, "", "", new_token())
     clock.advance(1.0)
-    taken = await old.allocator.allocate("s", 1)
+    taken = await old.allocator.issue("s", 1)
     assert (taken.period, taken.first_id) == ("2023-11", 56)
 
 

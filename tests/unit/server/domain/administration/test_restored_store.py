@@ -29,7 +29,7 @@ def backup_of(store: MemoryStore) -> dict[str, Row]:
 async def allocate_until_leased(allocator: Allocator) -> None:
     held = 0
     while held < 20:
-        await allocator.allocate("s", 1)
+        await allocator.issue("s", 1)
         await settle()
         held = own_counter(allocator, "s").state.held_ids
 
@@ -40,7 +40,7 @@ async def test_after_a_repair_no_node_issues_ids_from_before_it(
 ) -> None:
     """P3: after an advance or import repaired a restored store, no node issues ids from before."""
     old = Allocator(store, clock, CONFIG)
-    await old.allocate("s", 10)
+    await old.issue("s", 10)
     backup = backup_of(store)
     service = SequenceService(store, clock, old, store_timeout=5.0)
     await service.advance("s", 20, "", "", new_token())  # which the backup does not have
@@ -49,7 +49,7 @@ async def test_after_a_repair_no_node_issues_ids_from_before_it(
     clock.advance(RESTORE_SECONDS)
     fresh = Allocator(store, clock, CONFIG)
     for _ in range(30):
-        await fresh.allocate("s", 1)
+        await fresh.issue("s", 1)
     if repair == "advance":
         service = SequenceService(store, clock, fresh, store_timeout=5.0)
         effective_delay = (await service.advance("s", 1_000, "", "", new_token())).effective_delay
@@ -62,9 +62,9 @@ async def test_after_a_repair_no_node_issues_ids_from_before_it(
         effective_delay = importer.effective_at - clock.wall()
     for _ in range(5):
         clock.advance((effective_delay + 1) / 5)
-        await old.allocate("s", 1)  # in use, so that its lease is renewed
+        await old.issue("s", 1)  # in use, so that its lease is renewed
         await settle()
-    assert (await old.allocate("s", 1)).first_id > 1_000
+    assert (await old.issue("s", 1)).first_id > 1_000
 
 
 @pytest.mark.parametrize("again", ["created", "created by first use", "imported"])

@@ -74,7 +74,7 @@ async def test_no_id_is_issued_twice_under_random_faults(plan: list[tuple[Any, .
         else:
             node, count = arguments
             try:
-                taken = await nodes[node].allocate("s", count)
+                taken = await nodes[node].issue("s", count)
             except (StoreUnavailable, SequenceExhausted):
                 continue
             ids = range(taken.first_id, taken.last_id + step, step)

@@ -24,15 +24,15 @@ class Node(Allocator):
         super().__init__(store, clock, CONFIG)
         self.issued: list[int] = []
 
-    async def issue(self, count: int, name: str = "s") -> None:
-        taken = await self.allocate(name, count)
+    async def take(self, count: int, name: str = "s") -> None:
+        taken = await self.issue(name, count)
         self.issued += range(taken.first_id, taken.last_id + 1)
 
     async def warm_up(self, name: str = "s") -> int:
         """Issue ids until the lease has more than 5; return their number."""
         left = 0
         while left <= 5:
-            await self.issue(1, name)
+            await self.take(1, name)
             left = own_counter(self, name).state.held_ids
         return left
 
@@ -53,7 +53,7 @@ def other(store: MemoryStore, clock: FakeClock) -> Node:
 
 async def renew(node: Node, clock: FakeClock) -> None:
     clock.advance(CONFIG.lease_ttl / 2)
-    await node.issue(1)
+    await node.take(1)
     await settle()
 
 
@@ -62,15 +62,15 @@ async def test_a_renewal_does_not_revive_a_burned_tail(
 ) -> None:
     """P2: after another node's grant, a renewal makes no tail returnable."""
     held = await node.warm_up()
-    await other.issue(50)
+    await other.take(50)
     await renew(node, clock)  # it returns the row's newest version
     last_value = store.rows["s"].last_value
     await node.return_leases()
     assert store.rows["s"].last_value == last_value
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
-    await other.issue(1)
+    await other.take(1)
     fresh = Node(store, clock)
-    await fresh.issue(100)
+    await fresh.take(100)
     assert len({*node.issued, *other.issued, *fresh.issued}) == sum(map(len, (node.issued, other.issued, fresh.issued)))
 
 
@@ -90,12 +90,12 @@ async def test_a_tail_that_another_node_has_seen_is_burned(
     await other.warm_up()
     held = await node.warm_up()
     await renew(other, clock)  # reads the counter after the tail; it must not find a lower value later
-    await node.issue(1)
+    await node.take(1)
     await settle()  # renewed as well
     await close_idle(node)
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
-    await other.issue(100)
-    await node.issue(1)
+    await other.take(100)
+    await node.take(1)
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
 
 
@@ -123,11 +123,11 @@ async def test_a_tail_is_given_back_as_far_as_no_other_node_saw(
     assert store.rows["s"].last_value == seen
     before = len(store.calls_of("grant"))
     while len(store.calls_of("grant")) == before:  # until a refill adds to the lease
-        await node.issue(1)
+        await node.take(1)
         await settle()
     await node.return_leases()
     assert seen <= (store.rows["s"].last_value or 0)
-    await other.issue(100)  # does not raise StoreWentBackwards
+    await other.take(100)  # does not raise StoreWentBackwards
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
 
 
@@ -139,13 +139,13 @@ async def test_at_the_bound_ids_before_another_nodes_stay_usable(
     row = store.rows["s"]
     assert row.last_value
     row.sequence = Sequence(max_value=row.last_value + 4)
-    await other.issue(4)
+    await other.take(4)
     with pytest.raises(SequenceExhausted) as refused:
-        await node.issue(held + 1)
+        await node.take(held + 1)
     assert refused.value.metadata["remaining"] == str(held)
     with pytest.raises(SequenceExhausted):
-        await Node(store, clock).issue(1)
-    await node.issue(held)
+        await Node(store, clock).take(1)
+    await node.take(held)
     everything = node.issued + other.issued
     assert sorted(everything) == list(range(1, row.sequence.max_value + 1))
 
@@ -161,21 +161,21 @@ async def test_a_late_close_does_not_lower_a_newer_mark(
     gate = store.hold("give_back")
     drop = asyncio.create_task(node.check_idle_sequences())
     await settle()
-    await node.issue(500)  # by a new allocator, while the old one waits for "first"
+    await node.take(500)  # by a new allocator, while the old one waits for "first"
     gate.set()
     await drop
     store.rows["s"].last_value = node.issued[-1] - 1
     with pytest.raises(StoreWentBackwards):
-        await node.issue(500_000)
+        await node.take(500_000)
 
 
 async def test_a_lower_value_in_a_newer_generation_is_backwards(node: Node, store: MemoryStore) -> None:
     """P3: a lower value is behind the mark, also in a newer generation."""
-    await node.issue(1_000)
+    await node.take(1_000)
     store.rows["s"].last_value = 500
     store.rows["s"].generation += 1
     with pytest.raises(StoreWentBackwards):
-        await node.issue(10)
+        await node.take(10)
 
 
 async def test_a_corrupt_row_does_not_stop_other_closes(node: Node, store: MemoryStore) -> None:
@@ -193,8 +193,8 @@ async def test_an_expired_lease_at_the_bound_is_refilled(node: Node, store: Memo
     """At the bound a lease that expired during the write is refilled, and the call is served."""
     make(store, "s", Sequence(max_value=20))
     gate = store.hold("grant")
-    late = asyncio.create_task(node.issue(13))
-    second = asyncio.create_task(node.issue(13))
+    late = asyncio.create_task(node.take(13))
+    second = asyncio.create_task(node.take(13))
     await settle()
     clock.advance(CONFIG.lease_ttl)
     gate.set()
@@ -236,7 +236,7 @@ class TestCounting:
         held = await node.warm_up()
         store.next("grant", Fault(after=asyncio.Event()))
         before = store.rows["s"].last_value
-        gone = asyncio.create_task(node.issue(1_000))
+        gone = asyncio.create_task(node.take(1_000))
         await settle()
         gone.cancel()
         with pytest.raises(TimeoutError):

@@ -17,7 +17,7 @@ async def take_all(node: Allocator) -> list[int]:
     taken = []
     try:
         while True:
-            taken += ids(await node.allocate("s", 1))
+            taken += ids(await node.issue("s", 1))
     except SequenceExhausted:
         return taken
 
@@ -27,7 +27,7 @@ async def test_oversized_requests_take_no_ids(store: MemoryStore, clock: FakeClo
     """Concurrent requests for too many ids fail, and all ids remain available."""
     nodes = [Allocator(store, clock, CONFIG) for _ in range(2)]
     make(store, "s", Sequence(max_value=5, ordering=ordering))
-    refused = await asyncio.gather(*(node.allocate("s", 10) for node in nodes), return_exceptions=True)
+    refused = await asyncio.gather(*(node.issue("s", 10) for node in nodes), return_exceptions=True)
     assert all(isinstance(each, SequenceExhausted) and each.metadata["remaining"] == "5" for each in refused)
     assert await take_all(nodes[0]) + await take_all(nodes[1]) == [1, 2, 3, 4, 5]
 
@@ -46,7 +46,7 @@ async def test_callers_that_reduce_their_requests_get_every_id(
         size = random_source.choice((16, 64))
         while size:
             try:
-                issued.extend(ids(await node.allocate("s", size)))
+                issued.extend(ids(await node.issue("s", size)))
             except SequenceExhausted as refusal:
                 size = min(int(refusal.metadata["largest_range"]), size // 2)
             await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_requests_that_fit_are_served_among_rejected_ones(store: MemorySto
     """At the bound each request that fits is served in FIFO order; the others fail."""
     node = Allocator(store, clock, CONFIG)
     make(store, "s", Sequence(max_value=10))
-    results = await asyncio.gather(*(node.allocate("s", count) for count in (4, 20, 5, 3)), return_exceptions=True)
+    results = await asyncio.gather(*(node.issue("s", count) for count in (4, 20, 5, 3)), return_exceptions=True)
     assert [ids(each) for each in results if not isinstance(each, BaseException)] == [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert [each.metadata["remaining"] for each in results if isinstance(each, SequenceExhausted)] == ["6", "1"]
     assert await take_all(node) == [10]
@@ -72,9 +72,9 @@ async def test_a_constant_stream_of_callers_gets_the_last_ids(store: MemoryStore
     """New callers at the bound do not delay those that wait for the last ids."""
     node = Allocator(store, clock, CONFIG)
     make(store, "s", Sequence(max_value=100))
-    calls = [asyncio.create_task(node.allocate("s", 1)) for _ in range(200)]
+    calls = [asyncio.create_task(node.issue("s", 1)) for _ in range(200)]
     for _ in range(300):
-        calls.append(asyncio.create_task(node.allocate("s", 1)))
+        calls.append(asyncio.create_task(node.issue("s", 1)))
         await asyncio.sleep(0)
     served = [call.result().first_id for call in calls if call.done() and not call.exception()]
     assert served == list(range(1, 101))
@@ -91,12 +91,12 @@ async def test_repeated_oversized_requests_starve_nobody(store: MemoryStore, clo
     async def want_too_much() -> None:
         while not served.is_set():
             with pytest.raises(SequenceExhausted):
-                await node.allocate("s", 500)
+                await node.issue("s", 500)
 
     greedy = asyncio.create_task(want_too_much())
     await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        taken = await asyncio.gather(*(node.allocate("s", 1) for _ in range(10)))
+        taken = await asyncio.gather(*(node.issue("s", 1) for _ in range(10)))
     served.set()
     await greedy
     assert ids(*taken) == list(range(1, 11))

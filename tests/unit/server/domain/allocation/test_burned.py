@@ -27,7 +27,7 @@ def new(burned: BurnedIds) -> list[Burn]:
 
 async def use_until_prefetched(allocator: Allocator, store: MemoryStore, name: str) -> int:
     """Use a sequence; return how many ids the lease then has."""
-    last_ids = [(await allocator.allocate(name, 100)).last_id for _ in range(5)]
+    last_ids = [(await allocator.issue(name, 100)).last_id for _ in range(5)]
     await settle()
     last_value = store.rows[name].last_value
     assert last_value is not None
@@ -80,9 +80,9 @@ class TestBurning:
         """P9: ids of an expired lease count for their own sequence."""
         held = {name: await use_until_prefetched(allocator, store, name) for name in ("orders", "invoices")}
         clock.advance(CONFIG.lease_ttl)
-        await allocator.allocate("orders", 1)
+        await allocator.issue("orders", 1)
         assert new(allocator.burned) == [("orders", "", BurnCause.EXPIRED, held["orders"])]
-        await allocator.allocate("invoices", 1)
+        await allocator.issue("invoices", 1)
         assert new(allocator.burned) == [("invoices", "", BurnCause.EXPIRED, held["invoices"])]
 
     async def test_ids_of_a_period_count_for_that_period(
@@ -93,9 +93,9 @@ class TestBurning:
         make(store, "invoices", sequence)
         period = period_at(sequence, clock.wall())
         for _ in range(5):
-            await allocator.allocate("invoices", 100)
+            await allocator.issue("invoices", 100)
         clock.advance(CONFIG.lease_ttl)
-        await allocator.allocate("invoices", 1)
+        await allocator.issue("invoices", 1)
         [(name, of, cause, count)] = new(allocator.burned)
         assert (name, of, cause) == ("invoices", period, BurnCause.EXPIRED)
         assert count == allocator.burned.by_cause[BurnCause.EXPIRED] > 0

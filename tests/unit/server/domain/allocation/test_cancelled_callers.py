@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.backwards import RECHECK_SECONDS
+from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, unreachable
@@ -24,7 +24,7 @@ def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
 
 async def call_and_leave(allocator: Allocator) -> None:
     """Call, and cancel the call while it waits for the store."""
-    call = asyncio.create_task(allocator.allocate("s", 1))
+    call = asyncio.create_task(allocator.issue("s", 1))
     await settle()
     assert not call.done()
     call.cancel()
@@ -35,22 +35,22 @@ async def call_and_leave(allocator: Allocator) -> None:
 async def test_a_recheck_outlives_its_caller(allocator: Allocator, store: MemoryStore, clock: FakeClock) -> None:
     """P3: callers with short deadlines do not prevent that a sequence resumes after an advance."""
     row = make(store, "s", Sequence())
-    await allocator.allocate("s", 100)
+    await allocator.issue("s", 100)
     row.last_value = 5
     with pytest.raises(StoreWentBackwards):
-        await allocator.allocate("s", 1)
+        await allocator.issue("s", 1)
     row.last_value, row.generation = 1_000, row.generation + 1
     clock.advance(RECHECK_SECONDS)
     gate = store.hold("get")
     await call_and_leave(allocator)
     with pytest.raises(StoreWentBackwards):  # as before: at most one read a second
-        await allocator.allocate("s", 1)
+        await allocator.issue("s", 1)
     clock.advance(RECHECK_SECONDS)
     await call_and_leave(allocator)
     assert len(store.calls_of("get")) == 1
     gate.set()
     await settle()
-    assert (await allocator.allocate("s", 1)).first_id == 1_001
+    assert (await allocator.issue("s", 1)).first_id == 1_001
     assert len(store.calls_of("get")) == 1
 
 
@@ -62,11 +62,11 @@ async def test_a_completion_outlives_its_caller(
     logged: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     make(store, "s", DAILY).generation = 1
-    await allocator.allocate("s", 3)
+    await allocator.issue("s", 3)
     await store.open_period(name_of_period("s", allocator._sequence_allocators["s"]._period), DAILY, 50, 2)
     await allocator.drop_lease("s")
     with pytest.raises(StoreUnavailable, match="being changed"):
-        await allocator.allocate("s", 1)
+        await allocator.issue("s", 1)
     clock.advance(CONFIG.store_timeout)
     gate = asyncio.Event()
     store.next("revise", replace(fault, before=gate))
@@ -76,5 +76,5 @@ async def test_a_completion_outlives_its_caller(
     assert (logged, store.rows["s"].generation > 2) == ([], fault.error is None)
     clock.advance(CONFIG.store_timeout)
     with suppress(StoreUnavailable):  # until this call completes the advance
-        await allocator.allocate("s", 1)
-    assert (await allocator.allocate("s", 1)).first_id > 50
+        await allocator.issue("s", 1)
+    assert (await allocator.issue("s", 1)).first_id > 50

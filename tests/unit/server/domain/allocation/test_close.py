@@ -63,11 +63,11 @@ async def test_abandoned_leases_are_counted(store: MemoryStore, clock: FakeClock
     """P9: abandon counts the ids held, and nothing is issued afterwards."""
     allocator = Allocator(store, clock, CONFIG)
     make(store, "orders", Sequence(min_lease_size=100))
-    await allocator.allocate("orders", 1)
-    await allocator.allocate("orders", 1)
+    await allocator.issue("orders", 1)
+    await allocator.issue("orders", 1)
     allocator.abandon()
     assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: (store.rows["orders"].last_value or 0) - 2}
-    assert allocator.allocate_from_lease("orders", 1) is None
+    assert allocator.issue_now("orders", 1) is None
 
 
 async def test_an_abandoned_record_is_counted_once(store: MemoryStore, clock: FakeClock) -> None:
@@ -90,9 +90,9 @@ class TestInFlight:
     async def test_an_abandoned_refill_is_counted_once(self, store: MemoryStore, clock: FakeClock, ends: str) -> None:
         """P9: the ids of a refill in flight count once as of unknown outcome."""
         allocator = Allocator(store, clock, CONFIG)
-        await allocator.allocate("orders", 1)
+        await allocator.issue("orders", 1)
         gate = store.hold("grant")
-        caller = asyncio.create_task(allocator.allocate("orders", 30))
+        caller = asyncio.create_task(allocator.issue("orders", 30))
         await until(lambda: len(store.calls_of("grant")) > 1)
         allocator.abandon()
         wanted = store.calls_of("grant")[-1].arguments[1]
@@ -109,7 +109,7 @@ class TestInFlight:
     async def test_a_refill_abandoned_before_it_began_fails_callers(self, store: MemoryStore, clock: FakeClock) -> None:
         """A caller whose refill is abandoned before its first step is refused at once."""
         allocator = Allocator(store, clock, CONFIG)
-        caller = asyncio.create_task(allocator.allocate("orders", 3))
+        caller = asyncio.create_task(allocator.issue("orders", 3))
         await asyncio.sleep(0)
         allocator.abandon()
         await asyncio.wait({caller}, timeout=5)
@@ -122,8 +122,8 @@ class TestInFlight:
         """P9: a tail whose return is in flight counts once as not returned."""
         allocator = Allocator(store, clock, CONFIG)
         make(store, "orders", Sequence(min_lease_size=100))
-        await allocator.allocate("orders", 1)
-        await allocator.allocate("orders", 1)
+        await allocator.issue("orders", 1)
+        await allocator.issue("orders", 1)
         gate = store.hold("give_back")
         closing = asyncio.create_task(allocator.return_leases())
         await until(lambda: store.calls_of("give_back"))
@@ -139,10 +139,10 @@ class TestInFlight:
     ) -> None:
         """P9: a served caller that has not resumed gets no ids that abandon has counted."""
         allocator = Allocator(store, clock, CONFIG)
-        await allocator.allocate("orders", 1)
+        await allocator.issue("orders", 1)
         right_after_serving(own_counter(allocator, "orders"), allocator.abandon, monkeypatch)
         with pytest.raises(ServerDraining):
-            await allocator.allocate("orders", 30)
+            await allocator.issue("orders", 30)
         assert allocator.burned.by_cause[BurnCause.CANCELLED] == 30
         assert allocator.burned.by_cause.total() == (store.rows["orders"].last_value or 0) - 1
 
@@ -165,8 +165,8 @@ class TestInFlight:
         allocator = Allocator(store, clock, CONFIG)
         for name in ("first", "second", "third"):
             make(store, name, Sequence(min_lease_size=100))
-            await allocator.allocate(name, 1)
-            await allocator.allocate(name, 1)
+            await allocator.issue(name, 1)
+            await allocator.issue(name, 1)
         await allocator.check_idle_sequences()
         store.hold("give_back")
         dropping = asyncio.create_task(allocator.check_idle_sequences())
@@ -184,15 +184,15 @@ async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeC
     """P10: while a node ends, calls of other nodes wait for no timer, lease or other node."""
     ending, staying, started = (Allocator(store, clock, CONFIG) for _ in range(3))
     for _ in range(5):
-        await ending.allocate("orders", 10)
-        await staying.allocate("orders", 10)
+        await ending.issue("orders", 10)
+        await staying.issue("orders", 10)
     await settle()
     gate = store.hold(hanging)
-    hangs = ending.allocate("orders", 100_000) if hanging == "grant" else ending.return_leases()
+    hangs = ending.issue("orders", 100_000) if hanging == "grant" else ending.return_leases()
     end = asyncio.create_task(hangs)
     await settle()
-    assert staying.allocate_from_lease("orders", 1) is not None
-    calls = [asyncio.create_task(each.allocate("orders", 100_000)) for each in (staying, started)]
+    assert staying.issue_now("orders", 1) is not None
+    calls = [asyncio.create_task(each.issue("orders", 100_000)) for each in (staying, started)]
     await settle()  # which ends when all tasks wait for something
     assert [call.done() for call in calls] == [True, True]
     assert not end.done()
@@ -203,15 +203,15 @@ async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeC
 async def test_a_stopped_allocator_issues_nothing(store: MemoryStore, clock: FakeClock) -> None:
     """P3: a call after the stop is refused: the last refill does not look like a restore to it."""
     allocator = Allocator(store, clock, CONFIG)
-    await allocator.allocate("orders", 1)
+    await allocator.issue("orders", 1)
     answered = asyncio.Event()
     store.next("grant", Fault(after=answered))
-    late = asyncio.create_task(allocator.allocate("orders", 5))
+    late = asyncio.create_task(allocator.issue("orders", 5))
     await settle()
     stop = asyncio.create_task(allocator.return_leases())
     await settle()
     with pytest.raises(ServerDraining):
-        await allocator.allocate("orders", 5)
+        await allocator.issue("orders", 5)
     answered.set()
     assert (await late).id_count == 5
     await stop

@@ -38,38 +38,36 @@ async def test_a_name_beyond_the_limit_is_rejected(store: MemoryStore, clock: Fa
     allocator = limited(store, clock, 2)
     make(store, "existing", Sequence())
     for name in ("a", "b"):
-        await allocator.allocate(name, 1)
+        await allocator.issue(name, 1)
     asked = len(store.calls)
     for name in ("existing", "new"):
         with pytest.raises(TooManySequences, match=f"sequence '{name}'.* max_sequences = 2 ") as refused:
-            await allocator.allocate(name, 1)
+            await allocator.issue(name, 1)
         assert refused.value.metadata == {"sequence": name, "max_sequences": "2"}
     assert len(store.calls) == asked
     assert set(allocator._sequence_allocators) == {"a", "b"}
     assert "new" not in store.rows
-    assert (await allocator.allocate("a", 1)).first_id == 2
+    assert (await allocator.issue("a", 1)).first_id == 2
 
 
 async def test_no_mark_is_evicted_at_the_limit(store: MemoryStore, clock: FakeClock) -> None:
     """P3: at the limit the mark of an idle sequence still detects a store that went backwards."""
     allocator = limited(store, clock, 1)
-    await allocator.allocate("a", 100)
+    await allocator.issue("a", 100)
     await close_idle(allocator)
     assert not allocator._sequence_allocators
     for number in range(10):
         with pytest.raises(TooManySequences):
-            await allocator.allocate(f"b{number}", 1)
+            await allocator.issue(f"b{number}", 1)
     store.rows["a"].last_value = 5
     with pytest.raises(StoreWentBackwards):
-        await allocator.allocate("a", 1)
+        await allocator.issue("a", 1)
 
 
 async def test_concurrent_new_names_keep_the_limit(store: MemoryStore, clock: FakeClock) -> None:
     """Concurrent new names do not exceed max_sequences."""
     allocator = limited(store, clock, 3)
-    answers = await asyncio.gather(
-        *(allocator.allocate(f"n{number}", 1) for number in range(20)), return_exceptions=True
-    )
+    answers = await asyncio.gather(*(allocator.issue(f"n{number}", 1) for number in range(20)), return_exceptions=True)
     assert sum(isinstance(answer, TooManySequences) for answer in answers) == 17
     assert len(store.rows) == 3
 
@@ -85,27 +83,27 @@ async def test_a_failed_name_does_not_count(store: MemoryStore, clock: FakeClock
         if why in {"unreachable", "lost"}:
             store.next("grant", unreachable() if why == "unreachable" else lost_reply())
         with pytest.raises(expected):
-            await allocator.allocate(f"n{number}", 1)
+            await allocator.issue(f"n{number}", 1)
         with pytest.raises(expected):
             store.next("grant", unreachable()) if expected is StoreUnavailable else None
             await allocator.proof(f"n{number}")
         assert not allocator._sequence_allocators
     make(store, "orders", Sequence())
-    assert (await allocator.allocate("orders", 1)).first_id == 1
+    assert (await allocator.issue("orders", 1)).first_id == 1
 
 
 async def test_an_unknown_name_of_a_cancelled_caller_does_not_count(store: MemoryStore, clock: FakeClock) -> None:
     """An unknown name whose caller was cancelled counts only until its refill ends."""
     allocator = limited(store, clock, 1, creates=False)
     gate = store.hold("grant")
-    call = asyncio.create_task(allocator.allocate("unknown", 1))
+    call = asyncio.create_task(allocator.issue("unknown", 1))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     with pytest.raises(TooManySequences):
-        await allocator.allocate("orders", 1)  # while the refill of the first name is in progress
+        await allocator.issue("orders", 1)  # while the refill of the first name is in progress
     refill = own_counter(allocator, "unknown")._refill_task
     gate.set()
     assert refill is not None
@@ -118,13 +116,13 @@ async def test_eighty_percent_of_the_limit_is_logged_once(store: MemoryStore, cl
     allocator = limited(store, clock, 10)
     with structlog.testing.capture_logs() as logged:
         for number in range(7):
-            await allocator.allocate(f"n{number}", 1)
+            await allocator.issue(f"n{number}", 1)
         assert not logged
         for number in range(10):
-            await allocator.allocate(f"n{number}", 1)
+            await allocator.issue(f"n{number}", 1)
         await close_idle(allocator)
         for number in range(10):
-            await allocator.allocate(f"n{number}", 1)
+            await allocator.issue(f"n{number}", 1)
     assert logged == [
         {"event": "many_sequences", "log_level": "warning", "sequences": 8, "max_sequences": 10},
     ]
@@ -136,7 +134,7 @@ async def test_marks_of_ended_periods_are_removed(store: MemoryStore, clock: Fak
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.DAILY))
     for _ in range(30):
-        await allocator.allocate("s", 1)
+        await allocator.issue("s", 1)
         clock.advance(pause)
         await close_idle(allocator)  # the period has not ended yet
         clock.advance(DAY - pause)
@@ -147,12 +145,12 @@ async def test_the_mark_of_the_current_period_is_kept(store: MemoryStore, clock:
     """P3: the mark of a period lasts as long as the period, without an allocator."""
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.YEARLY))
-    await allocator.allocate("s", 100)
+    await allocator.issue("s", 100)
     await close_idle(allocator)
     [counter] = [name for name in store.rows if PERIOD_SEPARATOR in name]
     store.rows[counter].last_value = 5
     with pytest.raises(StoreWentBackwards):
-        await allocator.allocate("s", 1)
+        await allocator.issue("s", 1)
 
 
 @pytest.mark.parametrize("idle", [False, True])
@@ -160,17 +158,17 @@ async def test_a_clock_set_forward_removes_no_mark(store: MemoryStore, clock: Fa
     """P3: a period ends by the boot clock, not by a wall clock that was set forward."""
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.DAILY))
-    await allocator.allocate("s", 100)
+    await allocator.issue("s", 100)
     [counter] = [name for name in store.rows if PERIOD_SEPARATOR in name]
     if idle:
         await close_idle(allocator)
     clock.wall_seconds += 700 * DAY
-    await allocator.allocate("s", 1)
+    await allocator.issue("s", 1)
     await close_idle(allocator)
     clock.wall_seconds -= 700 * DAY
     store.rows[counter].last_value = 5
     with pytest.raises(StoreWentBackwards):
-        await allocator.allocate("s", 1)
+        await allocator.issue("s", 1)
 
 
 @pytest.mark.parametrize("step", [1, -1])

@@ -23,11 +23,11 @@ async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock
     for number in range(NAMES):
         make(store, f"tenant-{number:08}", Sequence())
     names = list(store.rows)
-    await allocator.allocate(names.pop(), 1)
+    await allocator.issue(names.pop(), 1)
     tracemalloc.start(1)
     try:
         for name in names:
-            await allocator.allocate(name, 1)
+            await allocator.issue(name, 1)
         assert allocator.sequence_count == NAMES
         in_use = held_by(store, allocator)
         for _ in range(2):  # the first check finds each sequence in use

@@ -36,7 +36,7 @@ class Nodes:
         for _ in range(int(seconds * 5)):
             for allocator in self.allocators:
                 try:
-                    taken = allocator.allocate_from_lease("s", 1) or await allocator.allocate("s", 1)
+                    taken = allocator.issue_now("s", 1) or await allocator.issue("s", 1)
                 except Refusal:
                     refused += 1
                 else:
@@ -88,7 +88,7 @@ async def test_a_call_during_a_stop_opens_no_period(nodes: Nodes, store: MemoryS
     clock.advance(LEAD - 100 - 50)  # no call in the meantime: the next one would open the next day
     (node, _) = nodes.allocators
     gate = store.hold("grant")
-    call = asyncio.create_task(node.allocate("s", 1))
+    call = asyncio.create_task(node.issue("s", 1))
     await settle()
     stop = asyncio.create_task(node.return_leases())
     await settle()

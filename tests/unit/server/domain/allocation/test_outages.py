@@ -178,7 +178,7 @@ def test_the_counts_of_a_busy_counter_are_few() -> None:
         for _ in range(300):
             await nodes.run(1.0)
             [counter] = node.allocator._sequence_allocators["s"].counters
-            most = max(most, len(counter._held.reserve._samples))
+            most = max(most, len(counter._reserve._samples))
         await nodes.close()
         return most
 

@@ -32,10 +32,10 @@ class Load:
         """Make ``rate`` calls a second; return how many of them waited for the store."""
         waited = 0
         for _ in range(int(seconds * rate)):
-            taken = self.allocator.allocate_from_lease("s", count)
+            taken = self.allocator.issue_now("s", count)
             if taken is None:
                 waited += 1
-                call = asyncio.create_task(self.allocator.allocate("s", count))
+                call = asyncio.create_task(self.allocator.issue("s", count))
                 while not call.done():
                     await self._pass(0.01)
                 taken = call.result()
@@ -194,7 +194,7 @@ async def test_a_cold_sequence_serves_1000_callers_with_2_calls(store: MemorySto
     gates = [store.hold(method) for method in ("grant", "create")]
     callers = []
     for n in range(1_000):
-        callers.append(asyncio.create_task(allocator.allocate("s", 1 + n % 3)))
+        callers.append(asyncio.create_task(allocator.issue("s", 1 + n % 3)))
         await asyncio.sleep(0)
         assert len(store.calls) <= 1
     for gate in gates:
@@ -210,6 +210,6 @@ async def test_a_burst_shares_one_refill(load: Load, clock: FakeClock) -> None:
     await load.run(1, rate=1)
     clock.advance(30.0)
     calls = len(load.store.calls)
-    taken = await asyncio.gather(*(load.allocator.allocate("s", 5) for _ in range(1_000)))
+    taken = await asyncio.gather(*(load.allocator.issue("s", 5) for _ in range(1_000)))
     assert len(set(ids(*taken))) == 5_000
     assert len(load.store.calls) - calls == 1

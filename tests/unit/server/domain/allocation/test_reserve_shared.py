@@ -55,7 +55,7 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
     writes = len(store.calls)
     taken = 0
     store.down = True
-    while (range_taken := allocator.allocate_from_lease("s", 7)) is not None:
+    while (range_taken := allocator.issue_now("s", 7)) is not None:
         taken += range_taken.id_count
         await asyncio.sleep(0)
     left = counter.state.held_ids
@@ -92,7 +92,7 @@ async def test_a_large_call_does_not_make_each_call_write(
     nodes = SteadyNodes(store, clock, 1, [1])
     await nodes.run(60)
     with suppress(SequenceExhausted):
-        await nodes.allocators[0].allocate("s", large)
+        await nodes.allocators[0].issue("s", large)
     before = len(store.calls)
     await nodes.run(50)
     assert len(store.calls) - before < 100  # of 1,000 calls

@@ -31,21 +31,21 @@ async def test_a_restarted_node_holds_two_of_the_largest_calls(store: MemoryStor
     """P10: the row has the largest call too, so a node that starts serves two without the store."""
     nodes = SteadyNodes(store, clock, 1, [1], rate=1)
     await nodes.run(1)
-    await nodes.allocators[0].allocate("s", 10_000)
+    await nodes.allocators[0].issue("s", 10_000)
     await nodes.run(300)
     nodes.restart(0)
     await nodes.run(2)
     store.down = True
     for _ in range(2):
-        assert nodes.allocators[0].allocate_from_lease("s", 10_000)
+        assert nodes.allocators[0].issue_now("s", 10_000)
 
 
 async def test_the_row_counts_the_call_that_waits(store: MemoryStore, clock: FakeClock) -> None:
     """P10: the demand in the row has the ids of the call that its write serves."""
     [allocator] = SteadyNodes(store, clock, 1, [1], rate=1).allocators
-    await allocator.allocate("s", 1)
+    await allocator.issue("s", 1)
     clock.advance(2)
-    await allocator.allocate("s", 99)
+    await allocator.issue("s", 99)
     assert (demand := store.rows["s"].demand)
     assert demand.rate == 50
 

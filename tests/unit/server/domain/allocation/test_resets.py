@@ -33,7 +33,7 @@ def nodes(store: MemoryStore, clock: FakeClock) -> list[Allocator]:
 
 
 async def issue(node: Allocator, count: int, name: str = "s") -> tuple[str, list[int]]:
-    taken = node.allocate_from_lease(name, count) or await node.allocate(name, count)
+    taken = node.issue_now(name, count) or await node.issue(name, count)
     return taken.period, ids(taken)
 
 
@@ -79,7 +79,7 @@ async def test_yearly_and_monthly_resets(
     clock.advance(120.0)
     assert await issue(nodes[0], 2, "y") == (periods[1], [10, 9])
     with pytest.raises(SequenceExhausted, match="sequence 'y' has 8 ids left"):
-        await nodes[1].allocate("y", 9)
+        await nodes[1].issue("y", 9)
 
 
 async def test_two_nodes_never_issue_an_id_of_a_period_twice(nodes: list[Allocator], clock: FakeClock) -> None:
@@ -102,7 +102,7 @@ async def test_ids_come_from_memory_and_both_rows_are_renewed(
         await issue(nodes[0], 100)
     for _ in range(6):
         clock.advance(CONFIG.lease_ttl / 2)
-        taken = nodes[0].allocate_from_lease("s", 1)
+        taken = nodes[0].issue_now("s", 1)
         assert taken is not None
         assert clock.boot() < taken.expires_at <= clock.boot() + CONFIG.lease_ttl / 2
         await settle()
@@ -121,9 +121,9 @@ async def test_ids_of_a_period_expire_with_their_proof(
         clock.advance(CONFIG.lease_ttl / 20)
         await issue(nodes[0], 100)
     clock.advance(CONFIG.lease_ttl / 20)
-    taken = nodes[0].allocate_from_lease("s", 1)
+    taken = nodes[0].issue_now("s", 1)
     assert (taken is not None) == in_memory
-    taken = taken or await nodes[0].allocate("s", 1)
+    taken = taken or await nodes[0].issue("s", 1)
     assert taken.expires_at == proof.expires_at
 
 
@@ -136,13 +136,13 @@ async def test_a_new_generation_ends_the_leases_of_periods(
     await revise(store)
     await issue(nodes[1], 1)  # opens the period's counter in the new generation
     until = (await nodes[0].proof("s")).expires_at
-    taken = nodes[0].allocate_from_lease("s", 1)
+    taken = nodes[0].issue_now("s", 1)
     assert taken is not None
     assert taken.expires_at <= until
     clock.advance(CONFIG.lease_ttl / 2)
-    nodes[0].allocate_from_lease("s", 1)
+    nodes[0].issue_now("s", 1)
     await settle()
-    fresh = await nodes[0].allocate("s", 1)
+    fresh = await nodes[0].issue("s", 1)
     assert fresh.generation == 2
     assert fresh.first_id > taken.last_id
     assert nodes[0].burned.by_cause[BurnCause.GENERATION] > 0
@@ -158,8 +158,8 @@ async def test_a_new_generation_applies_to_an_unopened_period(
     clock.advance(CONFIG.lease_ttl / 2)
     await nodes[0].proof("s")  # renews the lease of the sequence only
     await settle()
-    assert nodes[0].allocate_from_lease("s", 1) is None
-    assert (await nodes[0].allocate("s", 1)).generation == 2
+    assert nodes[0].issue_now("s", 1) is None
+    assert (await nodes[0].issue("s", 1)).generation == 2
 
 
 async def test_without_a_lease_proof_nothing_is_issued(
@@ -170,9 +170,9 @@ async def test_without_a_lease_proof_nothing_is_issued(
         await issue(nodes[0], 100)
     store.down = True
     clock.advance(CONFIG.lease_ttl)
-    assert nodes[0].allocate_from_lease("s", 1) is None
+    assert nodes[0].issue_now("s", 1) is None
     with pytest.raises(StoreUnavailable):
-        await nodes[0].allocate("s", 1)
+        await nodes[0].issue("s", 1)
 
 
 async def test_a_period_ahead_of_its_sequence_issues_nothing(nodes: list[Allocator], store: MemoryStore) -> None:
@@ -183,11 +183,11 @@ async def test_a_period_ahead_of_its_sequence_issues_nothing(nodes: list[Allocat
     counters = []
     for _ in range(5):
         with pytest.raises(StoreUnavailable):
-            await nodes[0].allocate("s", 5_000)
+            await nodes[0].issue("s", 5_000)
         counters.append(row.last_value)
     assert len(set(counters)) == 1  # only the first call took ids
     await revise(store)
-    taken = await nodes[0].allocate("s", 1)
+    taken = await nodes[0].issue("s", 1)
     assert (taken.generation, taken.first_id > 1_000) == (2, True)
 
 
@@ -197,9 +197,9 @@ async def test_a_recreated_sequence_continues_its_periods(nodes: list[Allocator]
         await issue(nodes[0], 10)
     await revise(store, deleted=True)
     await nodes[0].drop_lease("s")
-    assert nodes[0].allocate_from_lease("s", 1) is None
+    assert nodes[0].issue_now("s", 1) is None
     with pytest.raises(SequenceDeleted):
-        await nodes[0].allocate("s", 1)
+        await nodes[0].issue("s", 1)
     await revise(store)
     assert (await issue(nodes[0], 1))[1] > [60]
 
@@ -212,7 +212,7 @@ async def test_a_missing_period_counter_is_detected(
     counter = name_of_period("s", "2026-12-31")
     del store.rows[counter]
     with pytest.raises(StoreWentBackwards, match=r"for sequence 's'.*of 2026-12-31"):
-        await nodes[0].allocate("s", 500)
+        await nodes[0].issue("s", 500)
     assert counter not in store.rows
     await store.open_period(counter, DAILY, 1_000, 2)
     await revise(store)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from tests.support.examples import examples
@@ -66,7 +66,7 @@ async def test_a_call_after_a_reply_gets_larger_ids(
         nonlocal answered
         least = answered
         try:
-            taken = ids(node.allocate_from_lease("s", count) or await node.allocate("s", count))
+            taken = ids(node.issue_now("s", count) or await node.issue("s", count))
         except StoreUnavailable:
             return
         values = [value * (1 if sequence.step > 0 else -1) for value in taken]
@@ -97,11 +97,11 @@ async def test_a_call_after_a_reply_gets_larger_ids(
 
 async def test_concurrent_callers_share_one_write(allocator: Allocator, store: MemoryStore) -> None:
     """Callers that arrive during a write share the next one; one write is in flight at a time."""
-    await allocator.allocate("s", 1)
+    await allocator.issue("s", 1)
     gate = store.hold("grant")
-    first = asyncio.create_task(allocator.allocate("s", 1))
+    first = asyncio.create_task(allocator.issue("s", 1))
     await settle()
-    rest = [asyncio.create_task(allocator.allocate("s", 2)) for _ in range(500)]
+    rest = [asyncio.create_task(allocator.issue("s", 2)) for _ in range(500)]
     await settle()
     assert len(store.calls_of("grant")) == 2
     gate.set()
@@ -111,13 +111,13 @@ async def test_concurrent_callers_share_one_write(allocator: Allocator, store: M
 
 async def test_a_caller_that_arrives_during_a_write_waits(allocator: Allocator, store: MemoryStore) -> None:
     """A caller that arrives during a write gets no ids of that write, not even unused ones."""
-    await allocator.allocate("s", 1)
+    await allocator.issue("s", 1)
     store.next("grant", Fault(after=(gate := asyncio.Event())))
-    gone, stays = (asyncio.create_task(allocator.allocate("s", 10)) for _ in range(2))
+    gone, stays = (asyncio.create_task(allocator.issue("s", 10)) for _ in range(2))
     await settle()
     gone.cancel()
-    other = await Allocator(store, FakeClock(), CONFIG).allocate("s", 1)  # the ids of the write in flight are lower
-    late = asyncio.create_task(allocator.allocate("s", 1))
+    other = await Allocator(store, FakeClock(), CONFIG).issue("s", 1)  # the ids of the write in flight are lower
+    late = asyncio.create_task(allocator.issue("s", 1))
     await settle()
     gate.set()
     assert (await late).first_id > other.last_id
@@ -127,23 +127,23 @@ async def test_a_caller_that_arrives_during_a_write_waits(allocator: Allocator, 
 
 async def test_ids_of_cancelled_callers_are_given_back(allocator: Allocator, store: MemoryStore) -> None:
     """P2: the ids of a cancelled caller at the end of a grant are given back."""
-    await allocator.allocate("s", 1)
+    await allocator.issue("s", 1)
     gate = store.hold("grant")
-    calls = [asyncio.create_task(allocator.allocate("s", 10)) for _ in range(3)]
+    calls = [asyncio.create_task(allocator.issue("s", 10)) for _ in range(3)]
     await settle()
     calls[1].cancel()
     gate.set()
     taken = [answer for answer in await asyncio.gather(*calls, return_exceptions=True) if isinstance(answer, IdRange)]
     assert ids(*taken) == list(range(2, 22))
-    assert ids(await allocator.allocate("s", 1)) == [22]
+    assert ids(await allocator.issue("s", 1)) == [22]
     assert not allocator.burned.by_cause
 
 
 async def test_no_ids_are_held_in_memory(allocator: Allocator, store: MemoryStore) -> None:
     """A rising sequence holds no ids in memory."""
     for n in range(30):
-        assert allocator.allocate_from_lease("s", 1) is None
-        assert (await allocator.allocate("s", 1)).last_id == n + 1 == store.rows["s"].last_value
+        assert allocator.issue_now("s", 1) is None
+        assert (await allocator.issue("s", 1)).last_id == n + 1 == store.rows["s"].last_value
     assert allocator.lease_count == 0
 
 
@@ -152,12 +152,12 @@ async def test_a_sequence_that_becomes_rising_drops_old_leases(store: MemoryStor
     clock = FakeClock()
     node, other = (Allocator(store, clock, CONFIG) for _ in range(2))
     for _ in range(5):
-        await node.allocate("s", 10)
+        await node.issue("s", 10)
     store.rows["s"].sequence = RISING
     store.rows["s"].generation += 1
     await node.drop_lease("s")
-    higher = await other.allocate("s", 1)
-    assert (await node.allocate("s", 1)).first_id > higher.last_id
+    higher = await other.issue("s", 1)
+    assert (await node.issue("s", 1)).first_id > higher.last_id
     assert node.burned.by_cause[BurnCause.GENERATION] > 0
 
 
@@ -166,6 +166,6 @@ async def test_at_the_bound_every_id_is_issued(store: MemoryStore, clock: FakeCl
     make(store, "end", Sequence(max_value=10, ordering=Ordering.RISING))
     nodes = [Allocator(store, clock, CONFIG) for _ in range(2)]
     with pytest.raises(SequenceExhausted) as refused:
-        await nodes[0].allocate("end", 11)
+        await nodes[0].issue("end", 11)
     assert refused.value.metadata["remaining"] == "10"
-    assert ids(await nodes[1].allocate("end", 7), await nodes[0].allocate("end", 3)) == list(range(1, 11))
+    assert ids(await nodes[1].issue("end", 7), await nodes[0].issue("end", 3)) == list(range(1, 11))

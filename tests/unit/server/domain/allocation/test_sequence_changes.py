@@ -27,7 +27,7 @@ def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
 
 async def warm(allocator: Allocator, name: str = "s") -> None:
     for _ in range(5):
-        await allocator.allocate(name, 100)
+        await allocator.issue(name, 100)
 
 
 async def revise(store: MemoryStore, *, deleted: bool = False, at_least: int = 0, name: str = "s") -> None:
@@ -42,15 +42,15 @@ class TestTombstone:
         """P5: the next renewal after a deletion ends the lease; the first use creates nothing."""
         await warm(allocator)
         await revise(store, deleted=True)
-        assert allocator.allocate_from_lease("s", 1) is not None  # the deletion is effective later
+        assert allocator.issue_now("s", 1) is not None  # the deletion is effective later
         clock.advance(CONFIG.lease_ttl / 2)
-        allocator.allocate_from_lease("s", 1)
+        allocator.issue_now("s", 1)
         await settle()
-        assert allocator.allocate_from_lease("s", 1) is None
+        assert allocator.issue_now("s", 1) is None
         assert allocator.burned.by_cause[BurnCause.GENERATION] > 0
         for _ in range(2):
             with pytest.raises(SequenceDeleted):
-                await allocator.allocate("s", 1)
+                await allocator.issue("s", 1)
         assert len(store.calls_of("create")) == 1
 
     async def test_a_recreated_sequence_continues_after_its_last_id(
@@ -61,10 +61,10 @@ class TestTombstone:
         await revise(store, deleted=True)
         await allocator.drop_lease("s")
         with pytest.raises(SequenceDeleted):
-            await allocator.allocate("s", 1)
+            await allocator.issue("s", 1)
         counter = store.rows["s"].last_value
         await revise(store)
-        taken = await allocator.allocate("s", 1)
+        taken = await allocator.issue("s", 1)
         assert (taken.first_id, taken.generation) == ((counter or 0) + 1, store.rows["s"].generation)
         assert allocator.generation_seen("s") == taken.generation
 
@@ -78,19 +78,19 @@ class TestRecovery:
         seen = store.rows["s"].last_value or 0
         store.rows["s"].last_value = 3
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 1_000_000)
+            await allocator.issue("s", 1_000_000)
         grants = len(store.calls_of("grant"))
         store.rows["s"].last_value = seen + 20_000  # past the mark, but in the old generation
         clock.advance(1.0)
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 1)
+            await allocator.issue("s", 1)
         await revise(store, at_least=50_000)
         for _ in range(5):  # read once a second, and not written
             with pytest.raises(StoreWentBackwards):
-                await allocator.allocate("s", 1)
+                await allocator.issue("s", 1)
         assert (len(store.calls_of("get")), len(store.calls_of("grant"))) == (1, grants)
         clock.advance(1.0)
-        assert ids(await allocator.allocate("s", 1)) == [50_001]
+        assert ids(await allocator.issue("s", 1)) == [50_001]
 
     async def test_an_advance_below_the_mark_is_not_enough(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
@@ -99,16 +99,16 @@ class TestRecovery:
         await warm(allocator)
         store.rows["s"].last_value = 3
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 1_000_000)
+            await allocator.issue("s", 1_000_000)
         store.rows["s"].last_value = 3
         await revise(store, at_least=100)
         clock.advance(1.0)
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 1)
+            await allocator.issue("s", 1)
         del store.rows["s"]
         clock.advance(1.0)
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 1)
+            await allocator.issue("s", 1)
 
     async def test_forget_retries_the_store(self, allocator: Allocator, store: MemoryStore) -> None:
         """P3: forget retries the store, which must have reached the mark."""
@@ -116,14 +116,14 @@ class TestRecovery:
         row = store.rows["s"]
         right, row.last_value = row.last_value, 3
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 1_000_000)
+            await allocator.issue("s", 1_000_000)
         row.last_value = 3
         await allocator.drop_lease("s")
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 1)
+            await allocator.issue("s", 1)
         row.last_value = right
         await allocator.drop_lease("s")
-        assert (await allocator.allocate("s", 1)).first_id == (right or 0) + 1
+        assert (await allocator.issue("s", 1)).first_id == (right or 0) + 1
 
 
 class TestForget:
@@ -132,15 +132,15 @@ class TestForget:
         await warm(allocator)
         await revise(store, at_least=1_000_000)
         await allocator.drop_lease("s")
-        assert allocator.allocate_from_lease("s", 1) is None
-        taken = await allocator.allocate("s", 1)
+        assert allocator.issue_now("s", 1) is None
+        taken = await allocator.issue("s", 1)
         assert (taken.first_id, taken.generation) == (1_000_001, store.rows["s"].generation)
 
     async def test_forget_drops_the_ids_of_a_refill_in_progress(self, allocator: Allocator, store: MemoryStore) -> None:
         """P5: forget waits for a refill in progress and drops its ids."""
         await warm(allocator)
         gate = store.hold("grant")
-        gone = asyncio.create_task(allocator.allocate("s", 1_000_000))
+        gone = asyncio.create_task(allocator.issue("s", 1_000_000))
         await settle()
         forgetting = asyncio.create_task(allocator.drop_lease("s"))
         await settle()
@@ -148,7 +148,7 @@ class TestForget:
         assert not forgetting.done()
         gate.set()
         await forgetting
-        assert allocator.allocate_from_lease("s", 1) is None
+        assert allocator.issue_now("s", 1) is None
 
     async def test_forget_returns_under_constant_load(self, allocator: Allocator) -> None:
         """P5: forget returns while callers arrive all the time."""
@@ -156,7 +156,7 @@ class TestForget:
 
         async def callers() -> None:
             while True:
-                await allocator.allocate("s", 100_000)
+                await allocator.issue("s", 100_000)
 
         tasks = [asyncio.create_task(callers()) for _ in range(3)]
         async with asyncio.timeout(20):
@@ -194,16 +194,16 @@ class TestLeaseSizes:
     async def test_min_lease_size(self, allocator: Allocator, store: MemoryStore) -> None:
         """A refill requests at least min_lease_size ids."""
         make(store, "s", Sequence(min_lease_size=5_000))
-        await allocator.allocate("s", 3)
-        await allocator.allocate("s", 3)
+        await allocator.issue("s", 3)
+        await allocator.issue("s", 3)
         assert [call.arguments[1] for call in store.calls_of("grant")] == [3, 5_000]
-        assert allocator.allocate_from_lease("s", 4_997) is not None
+        assert allocator.issue_now("s", 4_997) is not None
 
     async def test_max_lease_size(self, allocator: Allocator, store: MemoryStore) -> None:
         """A refill prefetches at most max_lease_size ids."""
         make(store, "s", Sequence(max_lease_size=10))
         for _ in range(300):
-            allocator.allocate_from_lease("s", 7) or await allocator.allocate("s", 7)
+            allocator.issue_now("s", 7) or await allocator.issue("s", 7)
         assert max(int(str(call.arguments[1])) for call in store.calls_of("grant")) == 17
 
     async def test_min_lease_size_keeps_the_share_of_the_remaining_ids(
@@ -212,7 +212,7 @@ class TestLeaseSizes:
         """min_lease_size does not raise the limit of a hundredth of the remaining ids."""
         make(store, "s", Sequence(min_lease_size=500, max_value=5_000))
         for _ in range(100):
-            allocator.allocate_from_lease("s", 1) or await allocator.allocate("s", 1)
+            allocator.issue_now("s", 1) or await allocator.issue("s", 1)
         assert (store.rows["s"].last_value or 0) <= 105
 
 
@@ -261,19 +261,19 @@ async def test_two_nodes_issue_every_id_up_to_the_bound(
             before = store.rows["s"].last_value or 0
             store.next("grant", lost_reply())
             try:
-                issued += ids(nodes[node].allocate_from_lease("s", count) or await nodes[node].allocate("s", count))
+                issued += ids(nodes[node].issue_now("s", count) or await nodes[node].issue("s", count))
             except StoreOutcomeUnknown:
                 lost += abs((store.rows["s"].last_value or 0) - before) // abs(step)
             store._faults.clear()
             continue
         try:
-            issued += ids(nodes[node].allocate_from_lease("s", count) or await nodes[node].allocate("s", count))
+            issued += ids(nodes[node].issue_now("s", count) or await nodes[node].issue("s", count))
         except SequenceExhausted:
             continue
     for allocator in nodes:
         while True:
             try:
-                issued += ids(allocator.allocate_from_lease("s", 1) or await allocator.allocate("s", 1))
+                issued += ids(allocator.issue_now("s", 1) or await allocator.issue("s", 1))
             except SequenceExhausted:
                 break
     everything = [start + step * n for n in range(total)]

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from idalloc_server.domain.allocation.counter_state import CounterState
-from idalloc_server.domain.allocation.survey import NEAREST, survey
+from idalloc_server.domain.allocation.survey import NEAREST, CounterState, survey
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idalloc_server.domain.allocation.usage import MIN_SECONDS, PART_SECONDS, WINDOW_SECONDS, RecentUse
+from idalloc_server.domain.allocation.issued import MIN_SECONDS, PART_SECONDS, WINDOW_SECONDS, RecentUse
 
 START = 1_000.0
 

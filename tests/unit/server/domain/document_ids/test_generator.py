@@ -98,7 +98,7 @@ class TestArithmetic:
         for recorded in recordings.transitions():
             store = MemoryStore()
             doc_ids = running(store, recorded.serial_before, recorded.timestamp_before)
-            runs = await doc_ids.generate(len(recorded.ids), recorded.offset, recorded.increment)
+            runs = await doc_ids.issue(len(recorded.ids), recorded.offset, recorded.increment)
             assert [text[4:] for text in texts(runs)] == [text[4:] for text in recorded.ids], recorded
             assert len(runs) <= 3
             overflows += len(store.calls)
@@ -126,7 +126,7 @@ class TestArithmetic:
         async def generated() -> list[DocIdRun]:
             doc_ids = running(MemoryStore(), serial)
             doc_ids.offset, doc_ids.increment = offset, increment
-            return await doc_ids.generate(count)
+            return await doc_ids.issue(count)
 
         runs = asyncio.run(generated())
         expected = generate_one_by_one(NOW, serial, offset, increment, count)
@@ -136,7 +136,7 @@ class TestArithmetic:
 
     def test_a_million_ids_are_two_runs(self) -> None:
         """A batch has few runs, however large it is."""
-        runs = running(MemoryStore(), 0).generate_from_memory(1_000_000, offset=10, increment=3)
+        runs = running(MemoryStore(), 0).issue_now(1_000_000, offset=10, increment=3)
         assert runs == [DocIdRun(0, NOW, 3, 3, 3), DocIdRun(0, NOW, 10, 3, 999_997)]
 
     @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class TestArithmetic:
     )
     def test_a_constant_step_is_one_run(self, offset: int, increment: int, first: int) -> None:
         """A batch with a constant step is one run."""
-        runs = running(MemoryStore(), 0).generate_from_memory(1_000_000, offset, increment)
+        runs = running(MemoryStore(), 0).issue_now(1_000_000, offset, increment)
         assert runs == [DocIdRun(0, NOW, first, increment, 1_000_000)]
 
 
@@ -168,20 +168,20 @@ class TestSettings:
     async def test_all_callers_share_the_serial(self) -> None:
         """All callers share one serial, whatever their offset and increment, as in MySQL."""
         doc_ids = await started(MemoryStore())
-        assert serials(doc_ids.generate_from_memory(11))[-1] == 0x0B
-        assert serials(doc_ids.generate_from_memory(2, increment=256)) == [0x101, 0x201]
-        assert serials(doc_ids.generate_from_memory(2, offset=128, increment=256)) == [0x280, 0x380]
-        assert serials(doc_ids.generate_from_memory(1)) == [0x381]  # as recorded from MySQL
+        assert serials(doc_ids.issue_now(11))[-1] == 0x0B
+        assert serials(doc_ids.issue_now(2, increment=256)) == [0x101, 0x201]
+        assert serials(doc_ids.issue_now(2, offset=128, increment=256)) == [0x280, 0x380]
+        assert serials(doc_ids.issue_now(1)) == [0x381]  # as recorded from MySQL
 
     async def test_zero_means_the_nodes_setting(self) -> None:
         """An offset or increment of 0 is the node's, which may change."""
         doc_ids = await started(MemoryStore())
         doc_ids.offset, doc_ids.increment = 3, 10
-        assert serials(doc_ids.generate_from_memory(2)) == [3, 13]
-        assert serials(doc_ids.generate_from_memory(1, offset=5)) == [15]
-        assert serials(doc_ids.generate_from_memory(1, increment=1)) == [16]
+        assert serials(doc_ids.issue_now(2)) == [3, 13]
+        assert serials(doc_ids.issue_now(1, offset=5)) == [15]
+        assert serials(doc_ids.issue_now(1, increment=1)) == [16]
         doc_ids.increment = 100
-        assert serials(doc_ids.generate_from_memory(1)) == [103]
+        assert serials(doc_ids.issue_now(1)) == [103]
 
     @pytest.mark.parametrize(
         ("count", "offset", "increment", "field"),
@@ -201,22 +201,22 @@ class TestSettings:
         """An argument out of range names its field and issues nothing."""
         doc_ids = await started(MemoryStore())
         with pytest.raises(InvalidRequest) as refusal:
-            doc_ids.generate_from_memory(count, offset, increment)
+            doc_ids.issue_now(count, offset, increment)
         assert refusal.value.field == field
-        assert serials(doc_ids.generate_from_memory(1, 65_535, 65_535)) == [65_535]
+        assert serials(doc_ids.issue_now(1, 65_535, 65_535)) == [65_535]
 
     async def test_a_new_prefix_gets_its_own_start_timestamp(self) -> None:
         """P6: a new prefix gets its own start timestamp, and the serial continues."""
         store = MemoryStore()
         doc_ids = await started(store)
-        before = texts(await doc_ids.generate(3))
+        before = texts(await doc_ids.issue(3))
         await doc_ids.change(prefix=255)
-        after = texts(doc_ids.generate_from_memory(1))
+        after = texts(doc_ids.issue_now(1))
         assert after == [f"00ff{NOW:08x}{4:016x}"]
         assert store.prefixes[255].last_start == NOW
         assert [store.prefixes[prefix].holder for prefix in (0, 255)] == ["", "me"]
         await doc_ids.change(prefix=0)
-        back = texts(doc_ids.generate_from_memory(1))
+        back = texts(doc_ids.issue_now(1))
         assert back > before
         assert back == [f"0000{NOW + 1:08x}{5:016x}"]
 
@@ -226,15 +226,15 @@ class TestOverflow:
         """P6: a call that overflows issues nothing before the next start timestamp is claimed."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 2)
-        assert doc_ids.generate_from_memory(3) is None
+        assert doc_ids.issue_now(3) is None
         assert store.calls == []
-        assert serials(doc_ids.generate_from_memory(2)) == [MAX_SERIAL - 1, MAX_SERIAL]
+        assert serials(doc_ids.issue_now(2)) == [MAX_SERIAL - 1, MAX_SERIAL]
 
     async def test_claims_a_timestamp_and_restarts_at_the_offset(self) -> None:
         """After an overflow ids continue under a later timestamp, at the caller's offset."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 1)
-        runs = await doc_ids.generate(3, offset=7, increment=1)
+        runs = await doc_ids.issue(3, offset=7, increment=1)
         assert [run.first_doc_id for run in runs] == [
             f"0000{NOW:08x}{MAX_SERIAL:016x}",
             f"0000{NOW + 1:08x}{7:016x}",
@@ -249,16 +249,16 @@ class TestOverflow:
         store = MemoryStore()
         store.prefixes[0].last_start = NOW + 100  # claimed by another process
         doc_ids = running(store, MAX_SERIAL)
-        assert texts(await doc_ids.generate(1)) == [f"0000{NOW + 101:08x}{1:016x}"]
+        assert texts(await doc_ids.issue(1)) == [f"0000{NOW + 101:08x}{1:016x}"]
 
     async def test_a_thousand_callers_share_one_claim(self) -> None:
         """A thousand callers that overflow share one claim, and their ids rise."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 5)
         gate = store.hold("claim_start")
-        callers = [asyncio.create_task(doc_ids.generate(10)) for _ in range(1000)]
+        callers = [asyncio.create_task(doc_ids.issue(10)) for _ in range(1000)]
         await settle()
-        assert doc_ids.generate_from_memory(1) is None  # must not overtake the waiting callers
+        assert doc_ids.issue_now(1) is None  # must not overtake the waiting callers
         gate.set()
         answers = [texts(await caller) for caller in callers]
         assert len(store.calls_of("claim_start")) == 1
@@ -271,8 +271,8 @@ class TestOverflow:
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL)
         gate = store.hold("claim_start")
-        first = asyncio.create_task(doc_ids.generate(1000))
-        second = asyncio.create_task(doc_ids.generate(1))
+        first = asyncio.create_task(doc_ids.issue(1000))
+        second = asyncio.create_task(doc_ids.issue(1))
         await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -287,17 +287,17 @@ class TestOverflow:
         doc_ids = running(store, MAX_SERIAL)
         gate = store.hold("claim_start")
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(doc_ids.generate(1), 0.01)
+            await asyncio.wait_for(doc_ids.issue(1), 0.01)
         gate.set()
         await settle()
-        assert texts(doc_ids.generate_from_memory(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
+        assert texts(doc_ids.issue_now(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
 
     async def test_a_claim_of_the_old_prefix_is_not_used(self) -> None:
         """P6: after a change of the prefix during a claim, the ids have the new prefix."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL)
         gate = store.hold("claim_start")
-        call = asyncio.create_task(doc_ids.generate(1))
+        call = asyncio.create_task(doc_ids.issue(1))
         await settle()
         await doc_ids.change(prefix=255)
         gate.set()
@@ -308,28 +308,28 @@ class TestOverflow:
         store = MemoryStore()
         store.next("claim_start", unreachable(), rejected(), lost_reply())
         doc_ids = running(store, MAX_SERIAL)
-        waiting = await asyncio.gather(*(doc_ids.generate(1) for _ in range(5)), return_exceptions=True)
+        waiting = await asyncio.gather(*(doc_ids.issue(1) for _ in range(5)), return_exceptions=True)
         assert all(isinstance(failure, StoreUnavailable) for failure in waiting)
         assert len(store.calls_of("claim_start")) == 1
         with pytest.raises(StoreAnsweredError):
-            await doc_ids.generate(1)
+            await doc_ids.issue(1)
         with pytest.raises(StoreOutcomeUnknown):
-            await doc_ids.generate(1)
+            await doc_ids.issue(1)
         # The claim without a reply was applied: its timestamp is burned.
-        assert texts(await doc_ids.generate(1)) == [f"0000{NOW + 2:08x}{1:016x}"]
+        assert texts(await doc_ids.issue(1)) == [f"0000{NOW + 2:08x}{1:016x}"]
 
     async def test_the_last_timestamp_can_be_used_up(self) -> None:
         """P6: after the last timestamp that fits in an id, calls fail."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 2, timestamp=2**32 - 1)
         with pytest.raises(DocIdTimestampRefused, match="prefix 0 has no start timestamp"):
-            await doc_ids.generate(3)
-        assert texts(doc_ids.generate_from_memory(2)) == [
+            await doc_ids.issue(3)
+        assert texts(doc_ids.issue_now(2)) == [
             "0000fffffffffffffffffffffffe",
             "0000ffffffffffffffffffffffff",
         ]
         with pytest.raises(DocIdTimestampRefused):
-            await doc_ids.generate(1)
+            await doc_ids.issue(1)
         assert store.calls == []
 
     async def test_a_timestamp_that_does_not_fit_is_rejected(self) -> None:
@@ -337,20 +337,20 @@ class TestOverflow:
         store = MemoryStore()
         store.prefixes[0].last_start = 2**32 - 1
         with pytest.raises(DocIdTimestampRefused):
-            await running(store, MAX_SERIAL).generate(1)
+            await running(store, MAX_SERIAL).issue(1)
 
     async def test_close_cancels_the_claim(self) -> None:
         """close cancels the claim in progress and fails its callers."""
         store = MemoryStore()
         store.hold("claim_start")
         doc_ids = running(store, MAX_SERIAL)
-        waiting = asyncio.create_task(doc_ids.generate(1))
+        waiting = asyncio.create_task(doc_ids.issue(1))
         await settle()
         await doc_ids.cancel_claims()
         with pytest.raises(ServerDraining):
             await waiting
         with pytest.raises(ServerDraining):
-            await doc_ids.generate(1)
+            await doc_ids.issue(1)
         assert len(store.calls_of("claim_start")) == 1
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -382,7 +382,7 @@ class TestOverflow:
                 if at_the_end:
                     doc_ids._serial = max(doc_ids._serial, MAX_SERIAL - 100)
                 try:
-                    runs = await doc_ids.generate(count, offset, increment)
+                    runs = await doc_ids.issue(count, offset, increment)
                 except StoreUnavailable:
                     continue
                 for run in runs:

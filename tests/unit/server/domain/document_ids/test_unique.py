@@ -45,21 +45,21 @@ from tests.support.fake_store import FakeClock, MemoryStore
 process = OsProcess()
 starts = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1)
 doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1), process=process)
-assert doc_ids.generate_from_memory(1)
+assert doc_ids.issue_now(1)
 for pid_is_reused in (False, True):
     if pid_is_reused:
         process.pid = lambda: 1
         doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1), process=process)
-        doc_ids.generate_from_memory(1)
+        doc_ids.issue_now(1)
     child = os.fork()
     if not child:
         try:
-            doc_ids.generate_from_memory(1)
+            doc_ids.issue_now(1)
         except StoreUnavailable as refusal:
             os._exit(7 if "is a fork" in str(refusal) else 8)
         os._exit(9)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(doc_ids.generate_from_memory(1)[0].first)
+print(doc_ids.issue_now(1)[0].first)
 """
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
         assert answer.stdout.split() == ["7", "7", "2"], answer.stderr
@@ -69,12 +69,12 @@ print(doc_ids.generate_from_memory(1)[0].first)
         process = FakeProcess()
         starts = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1)
         doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1), process=process)
-        assert doc_ids.generate_from_memory(1)
+        assert doc_ids.issue_now(1)
         process.fork(is_noticed=False)
         with pytest.raises(StoreUnavailable, match="this process is a fork"):
-            doc_ids.generate_from_memory(1)
+            doc_ids.issue_now(1)
         with pytest.raises(StoreUnavailable, match="this process is a fork"):
-            await doc_ids.generate(1)
+            await doc_ids.issue(1)
 
 
 class TestMysqlDuplicates:
@@ -88,7 +88,7 @@ class TestMysqlDuplicates:
             store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
             await store.open()
             doc_ids = await started(store, clock)
-            ids += texts(doc_ids.generate_from_memory(len(issued)))
+            ids += texts(doc_ids.issue_now(len(issued)))
             await store.close()  # as after a kill: the prefix is not released
         assert ids[0] == issued_by_mysql[0]
         assert ids == sorted(set(ids))
@@ -99,7 +99,7 @@ class TestMysqlDuplicates:
         for clock in (NOW, NOW - 3600, NOW - 7200, NOW + 10):
             store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
             await store.open()
-            ids += texts((await started(store, clock)).generate_from_memory(5))
+            ids += texts((await started(store, clock)).issue_now(5))
             await store.close()
         assert ids == sorted(set(ids))
         assert ids[-1].startswith(f"0000{NOW + 10:08x}")
@@ -110,7 +110,7 @@ class TestMysqlDuplicates:
         for store in stores:
             await store.open()
         processes = await asyncio.gather(*(started(store, holder=f"node {n}") for n, store in enumerate(stores)))
-        ids = [text for process in processes for text in texts(process.generate_from_memory(100))]
+        ids = [text for process in processes for text in texts(process.issue_now(100))]
         assert len(set(ids)) == 800
         for store in stores:
             await store.close()
@@ -121,8 +121,8 @@ class TestMysqlDuplicates:
         one = await started(store, prefix=1, holder="one")
         two = await started(store, prefix=2, holder="two")
         assert one.start_timestamp == two.start_timestamp  # as in MySQL
-        ids = texts(one.generate_from_memory(10))
+        ids = texts(one.issue_now(10))
         await two.change(prefix=1)
-        ids += texts(two.generate_from_memory(10))
-        ids += texts(one.generate_from_memory(10))
+        ids += texts(two.issue_now(10))
+        ids += texts(one.issue_now(10))
         assert len(set(ids)) == 30

@@ -5,7 +5,7 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
@@ -61,5 +61,5 @@ def settings_changed(store: MemoryStore, sequence: Sequence | None = None) -> No
 async def warm(node: Node) -> None:
     """Allocate until the node holds a lease, so that the next ids need no store call."""
     for _ in range(5):
-        await node.allocator.allocate("orders", 100)
-    assert node.allocator.allocate_from_lease("orders", 1)
+        await node.allocator.issue("orders", 100)
+    assert node.allocator.issue_now("orders", 1)

@@ -50,7 +50,7 @@ async def test_rising_allocations_share_writes(store: MemoryStore, clock: FakeCl
     """Concurrent callers of a rising sequence share each grant."""
     make(store, "s", Sequence(ordering=Ordering.RISING))
     allocator = Allocator(store, clock, CONFIG)
-    completed = await drive(store, "grant", callers, lambda: allocator.allocate("s", 1))
+    completed = await drive(store, "grant", callers, lambda: allocator.issue("s", 1))
     assert completed >= callers * (ROUNDS - 1)
 
 

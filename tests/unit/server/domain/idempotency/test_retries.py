@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import (
     RequestIdBurned,
     RequestIdReused,
@@ -41,7 +41,7 @@ class TestRetry:
     async def test_a_retry_on_the_same_node_gets_the_same_ids(self, node: Node) -> None:
         """P7: a retry on the same node gets the same ids, and the new ones are burned."""
         taken = await node.take(5)
-        assert await node.take(5) == taken
+        assert await node.take(5) == taken._replace(created=False)
         assert node.burned == {BurnCause.REPEATED: 5}
         assert (await node.take(5, OTHER)).first_id == 11
 

@@ -35,10 +35,10 @@ async def test_a_failed_refill_without_callers_is_reported() -> None:
     store = MemoryStore(clock)
     node = Allocator(store, clock, CONFIG)
     for _ in range(5):
-        await node.allocate("orders", 10)
+        await node.issue("orders", 10)
     clock.advance(70)  # more than a third of the lease TTL: renewal is due
     store.next("grant", rejected())
-    assert node.allocate_from_lease("orders", 1) is not None
+    assert node.issue_now("orders", 1) is not None
     await settle()
     with structlog.testing.capture_logs() as logs:
         node.store_health.evaluate()
@@ -46,7 +46,7 @@ async def test_a_failed_refill_without_callers_is_reported() -> None:
     assert node.store_health.error == "the store rejected the statement"
     assert [(line["event"], line["count"]) for line in logs] == [("store_unavailable", 1)]
     clock.advance(2)
-    assert node.allocate_from_lease("orders", 1) is not None
+    assert node.issue_now("orders", 1) is not None
     await settle()
     with structlog.testing.capture_logs() as logs:
         node.store_health.evaluate()
@@ -61,7 +61,7 @@ async def test_a_failed_refill_of_cancelled_callers_is_reported() -> None:
     node = Allocator(store, clock, CONFIG)
     fails = asyncio.Event()
     store.next("grant", Fault(applied=0, error=rejected().error, before=fails))
-    calls = [asyncio.create_task(node.allocate("orders", 1)) for _ in range(2)]
+    calls = [asyncio.create_task(node.issue("orders", 1)) for _ in range(2)]
     await settle()
     for call in calls:
         call.cancel()

@@ -13,7 +13,7 @@ async def test_a_retired_store_issues_no_ids(allocator: Allocator, store: Memory
     """P1: a retired store creates no row on first use, and no process starts on it."""
     await store.create(retirement_row("crate://new", "retire:1", clock.wall()))
     with pytest.raises(StoreRetired, match="crate://new"):
-        await allocator.allocate("orders", 1)
+        await allocator.issue("orders", 1)
     assert list(store.rows) == [RETIREMENT]
     start_timestamps = StartTimestamps(store, clock, prefix=0, holder="me", max_clock_skew=5.0)
     with pytest.raises(StartRefused, match="crate://new"):

@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.backwards import RECHECK_SECONDS
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Ordering, Reset, name_of_period
@@ -36,7 +36,7 @@ class Node:
         self.service = SequenceService(self.store, store.clock, self.allocator, store_timeout=40.0)
 
     async def take(self, count: int = 1, name: str = "s") -> list[int]:
-        taken = await self.allocator.allocate(name, count)
+        taken = await self.allocator.issue(name, count)
         return list(range(taken.first_id, taken.last_id + taken.step, taken.step))
 
     async def advance(self, past: int, name: str = "s", period: str = "") -> None:
@@ -188,7 +188,7 @@ async def test_a_witness_that_is_away_is_a_store_that_is_away(store: MemoryStore
     held, grants = node.allocator.held_ids, len(store.calls_of("grant"))
     assert held
     witness.down = True
-    assert node.allocator.allocate_from_lease("s", held)
+    assert node.allocator.issue_now("s", held)
     with pytest.raises(StoreUnavailable, match="witness: "):
         await node.take(1)
     assert len(store.calls_of("grant")) == grants
@@ -205,7 +205,7 @@ async def test_a_lease_serves_without_the_witness(store: MemoryStore, witness: M
     for _ in range(3):
         await node.take(5)
     calls = len(witness.calls)
-    assert node.allocator.allocate_from_lease("s", 1)
+    assert node.allocator.issue_now("s", 1)
     assert len(witness.calls) == calls
 
 
