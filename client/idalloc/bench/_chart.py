@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from idalloc.bench._engine import INTERVAL_NS, Bench
-from idalloc.bench._latencies import Latencies
 from idalloc.bench._report import to_text
 
 _WIDTH, _HEIGHT = 800, 220
@@ -39,9 +38,11 @@ text {{ font-size: 11px; fill: #555; }}
 
 def to_html(bench: Bench) -> str:
     """Return the page."""
-    latencies = [
+    latencies: list[tuple[str, Points]] = [
         (name, [(index, value / 1e6) for index, (_, value) in enumerate(recorded.percentiles(_PERCENTAGES))])
-        for name, recorded in _latencies(bench)
+        for tally in bench.tallies.values()
+        for name, recorded in ((tally.rpc, tally.latencies), (f"{tally.rpc}, message", tally.messages))
+        if recorded.count
     ]
     calls, ids = (_rate(counts, bench.seconds) for counts in (bench.calls_over_time, bench.ids_over_time))
     figures = [
@@ -51,14 +52,6 @@ def to_html(bench: Bench) -> str:
     ]
     title = f"idalloc bench {bench.plan.scenario}, {bench.date:%Y-%m-%d %H:%M} UTC"
     return _PAGE.format(title=escape(title), figures="\n".join(figures), report=escape(to_text(bench)))
-
-
-def _latencies(bench: Bench) -> Iterable[tuple[str, Latencies]]:
-    for tally in bench.tallies.values():
-        if tally.latencies.count:
-            yield tally.rpc, tally.latencies
-        if tally.messages.count:
-            yield f"{tally.rpc}, message", tally.messages
 
 
 def _rate(counts: dict[int, int], seconds: float) -> Points:

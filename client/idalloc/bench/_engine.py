@@ -13,13 +13,7 @@ from typing import Any
 
 import grpc
 
-from idalloc._core.errors import (
-    PermissionDenied,
-    ProtocolError,
-    ServerUnreachable,
-    Unauthenticated,
-    Unavailable,
-)
+from idalloc._core.errors import PermissionDenied, ProtocolError, ServerUnreachable, Unauthenticated, Unavailable
 from idalloc._core.reply_checks import check_chunk, check_order, check_reply
 from idalloc._core.rpc_errors import cause_of, from_rpc_error
 from idalloc._issued_log.log import IssuedLog
@@ -85,7 +79,6 @@ class Bench:
         self._finished = False
         self._calls_left = plan.total
         self._start_ns = 0
-        self._start_cpu = 0.0
         self._time_limit: float | None = None
 
     @property
@@ -113,12 +106,15 @@ class Bench:
                     callers.create_task(self._call_repeatedly(channels[number % connections], number))
                 if plan.warm_up:
                     await asyncio.sleep(plan.warm_up)
-                self._start_counting()
+                self._counting = True
+                self.date = datetime.now(UTC)
+                start_cpu = time.process_time()
+                self._start_ns = time.perf_counter_ns()
                 if plan.total is None:
                     await asyncio.sleep(plan.duration + TIMER_RESOLUTION)
                     self._finished = True
             self.seconds = (time.perf_counter_ns() - self._start_ns) / 1e9
-            self.cpu_seconds = time.process_time() - self._start_cpu
+            self.cpu_seconds = time.process_time() - start_cpu
         finally:
             for channel in channels:
                 await channel.close()
@@ -138,23 +134,15 @@ class Bench:
         try:
             await asyncio.wait_for(ready, self.plan.timeout)
         except TimeoutError:
-            await self._raise_connection_error(channels[0])
+            # gRPC reports the cause of a failed connection only to calls.
+            check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            check = channels[0].unary_unary("/grpc.health.v1.Health/Check")
+            try:
+                await check(b"", timeout=1.0)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    raise from_rpc_error(error, self.plan.target) from None
             raise ServerUnreachable(f"no answer from {self.plan.target} in {self.plan.timeout:g} s") from None
-
-    async def _raise_connection_error(self, channel: grpc.aio.Channel) -> None:
-        """Raise the cause of a failed connection, which gRPC reports only to calls."""
-        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-        try:
-            await check(b"", timeout=1.0)
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise from_rpc_error(error, self.plan.target) from None
-
-    def _start_counting(self) -> None:
-        self._counting = True
-        self.date = datetime.now(UTC)
-        self._start_cpu = time.process_time()
-        self._start_ns = time.perf_counter_ns()
 
     async def _call_repeatedly(self, channel: grpc.aio.Channel, number: int) -> None:
         """Make one caller's calls, one after another, until the bench ends."""
@@ -182,16 +170,27 @@ class Bench:
             self.tallies[call.rpc].latencies.add(ended - began)
 
     async def _stream(self, method: Any, call: Call) -> None:
-        counted, asked, tally, left = self._counting, self._log_time(), self.tallies[call.rpc], _StreamLeft(call.ids)
+        counted, asked, tally = self._counting, self._log_time(), self.tallies[call.rpc]
+        left = call.ids  # the number of ids that have not arrived
+        last: tuple[str, Any] | None = None
+
+        def check(request: Any, reply: Any) -> None:
+            nonlocal last
+            check_chunk(request, reply, left)
+            last = check_order(reply, last)
+
+        timeout = self.plan.timeout * -(-call.ids // call.chunk)  # a call's for each message
+        if self._time_limit is not None:
+            timeout = min(timeout, self._time_limit - time.monotonic())
         began = before = time.perf_counter_ns()
-        stream = method(call.request, timeout=self._stream_timeout(call), metadata=self._access.metadata)
+        stream = method(call.request, timeout=timeout, metadata=self._access.metadata)
         try:
             async for reply in stream:
                 now = time.perf_counter_ns()
-                count = self._handle_reply(call, reply, left.check, asked, now, self._counting)
+                count = self._handle_reply(call, reply, check, asked, now, self._counting)
                 if not count:
                     return
-                left.ids -= count
+                left -= count
                 if self._counting:
                     tally.messages.add(now - before)
                 if self._finished:
@@ -203,17 +202,10 @@ class Bench:
             return
         finally:
             stream.cancel()
-        if left.ids > 0:
-            self._count_error(
-                call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{left.ids} ids were missing", self._counting
-            )
+        if left > 0:
+            self._count_error(call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{left} ids were missing", self._counting)
         elif counted:
             tally.latencies.add(time.perf_counter_ns() - began)
-
-    def _stream_timeout(self, call: Call) -> float:
-        """Return a stream's timeout: a call's for each message, up to the end of the duration."""
-        timeout = self.plan.timeout * -(-call.ids // call.chunk)
-        return timeout if self._time_limit is None else min(timeout, self._time_limit - time.monotonic())
 
     def _log_time(self) -> int:
         return self._log.now() if self._log else 0
@@ -252,23 +244,6 @@ class Bench:
         if counted:
             self.tallies[call.rpc].errors[code, reason] += 1
             self.messages.setdefault((code, reason), message)
-
-
-@dataclass(eq=False, slots=True)
-class _StreamLeft:
-    """What is left of a stream: its messages must have no more ids, and be in order."""
-
-    ids: int  # the number of ids that have not arrived
-    _last: tuple[str, Any] | None = None
-
-    def check(self, request: Any, reply: Any) -> None:
-        """Check a message.
-
-        Raises:
-            ProtocolError: The message is invalid.
-        """
-        check_chunk(request, reply, self.ids)
-        self._last = check_order(reply, self._last)
 
 
 def _method(channel: grpc.aio.Channel, call: Call) -> Any:

@@ -8,8 +8,6 @@ from typing import Any
 from idalloc._core.conversions import to_doc_ids
 from idalloc.v1 import id_allocator_pb2 as pb
 
-SCENARIOS = ("unary", "stream", "docids", "mixed")
-
 # The default of a stream's ids.
 TOTAL_IDS = 100_000
 
@@ -22,7 +20,7 @@ class Plan:
     """The options of a bench."""
 
     target: str
-    scenario: str = "unary"  # one of `SCENARIOS`
+    scenario: str = "unary"  # or stream, docids, mixed
     sequence: str = "bench"  # the sequence to allocate from
     id_count: int = 1  # the ids of a unary call
     # The ids of a stream; None for `TOTAL_IDS`, or for unary calls in the scenario `docids`.

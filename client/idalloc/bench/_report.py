@@ -113,7 +113,14 @@ def _lines(bench: Bench) -> Iterator[str]:
     yield f"{plan.scenario} on {plan.target}: {plan.concurrency} callers, {connections} connections"
     yield f"{bench.seconds:.1f} s after a warm-up of {plan.warm_up:g} s"
     yield ""
-    yield from _call_lines(bench)
+    yield f"{'':16}{'calls':>12}{'calls/s':>12}{'ids':>16}{'ids/s':>14}{'errors':>9}"
+    for tally in bench.tallies.values():
+        errors = tally.errors.total()
+        calls = tally.latencies.count + errors
+        yield (
+            f"{tally.rpc:16}{calls:12,}{calls / bench.seconds:12,.0f}"
+            f"{tally.ids:16,}{tally.ids / bench.seconds:14,.0f}{errors:9,}"
+        )
     yield ""
     yield from _latency_lines(bench)
     yield ""
@@ -125,17 +132,6 @@ def _lines(bench: Bench) -> Iterator[str]:
             yield f"{count:,} of {tally.rpc}: {code.name} {reason}: {bench.messages[code, reason]}"
     if bench.verdict is not None:
         yield from _verdict_lines(bench.verdict)
-
-
-def _call_lines(bench: Bench) -> Iterator[str]:
-    yield f"{'':16}{'calls':>12}{'calls/s':>12}{'ids':>16}{'ids/s':>14}{'errors':>9}"
-    for tally in bench.tallies.values():
-        errors = tally.errors.total()
-        calls = tally.latencies.count + errors
-        yield (
-            f"{tally.rpc:16}{calls:12,}{calls / bench.seconds:12,.0f}"
-            f"{tally.ids:16,}{tally.ids / bench.seconds:14,.0f}{errors:9,}"
-        )
 
 
 def _latency_lines(bench: Bench) -> Iterator[str]:
