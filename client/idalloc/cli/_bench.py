@@ -9,7 +9,7 @@ import typer
 
 from idalloc.cli import _connection
 from idalloc.cli._options import MAX_INT64, Log, choices, integer_parser, parse_seconds, with_options
-from idalloc.cli._printer import to_json, write_stderr
+from idalloc.cli._printer import failure, to_json
 from idalloc.cli._usage import UsageError
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def _run(context: typer.Context, log: Path | None, verify: bool, target: str, **
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "numpy":
             raise
-        write_stderr("idalloc bench needs the package numpy: pip install 'idalloc[bench]'")
-        raise typer.Exit(2) from error
+        raise failure("idalloc bench needs the package numpy: pip install 'idalloc[bench]'", 2) from error
     plan = _plan.Plan(target, **options)
     access = ChannelConfig(target, **_connection.channel_arguments(context, target))
     with ExitStack() as stack:

@@ -3,21 +3,21 @@
 Probes start it often: it imports gRPC and little else.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from idalloc.cli._connection import channel_arguments, connect, target_and_timeout
 from idalloc.cli._options import with_options
-from idalloc.cli._printer import write_stderr
+from idalloc.cli._printer import failure, write_stderr
 
 if TYPE_CHECKING:
     from idalloc._transport.config import ChannelArguments
 
 # The service name under which the server reports the health of its store.
 STORE = "store"
-STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
-_REPLIES = (b"", b"\x08\x01", b"\x08\x02", b"\x08\x03")
+_STATUSES = {b"": "UNKNOWN", b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING", b"\x08\x03": "SERVICE_UNKNOWN"}
 
 
 @with_options
@@ -36,7 +36,12 @@ def health(
     access = channel_arguments(context, target)
     status = check(target, service, limit, access)
     fails = not service and check(target, STORE, limit, access) == "NOT_SERVING"
-    store_error = _store_error(context) if fails else ""
+    store_error = "see the server's log"
+    if fails:
+        from idalloc import IdallocError
+
+        with suppress(IdallocError), connect(context) as client:  # only callers with the role `read` get the error
+            store_error = client.node().store_error or store_error
     as_json = context.obj.output == "json"
     if as_json or status == "SERVING":
         failing = {"failing": {STORE: store_error}} if fails else {}
@@ -44,19 +49,7 @@ def health(
     if fails and not as_json:
         write_stderr(f"{STORE}: NOT_SERVING: {store_error}")
     if status != "SERVING":
-        write_stderr(f"{status}: {service or 'the server'} at {target}")
-        raise typer.Exit(1)
-
-
-def _store_error(context: typer.Context) -> str:
-    """Return the store's error, which only callers with the role `read` can get."""
-    from idalloc import IdallocError
-
-    try:
-        with connect(context) as client:
-            return client.node().store_error or "see the server's log"
-    except IdallocError:
-        return "see the server's log"
+        raise failure(f"{status}: {service or 'the server'} at {target}")
 
 
 def check(target: str, service: str, timeout: float, arguments: "ChannelArguments") -> str:
@@ -99,8 +92,8 @@ def _status(reply: bytes) -> str:
     Raises:
         ProtocolError: The reply is not such a message.
     """
-    if reply in _REPLIES:
-        return STATUSES[_REPLIES.index(reply)]
+    if reply in _STATUSES:
+        return _STATUSES[reply]
     from idalloc import ProtocolError
 
     raise ProtocolError(f"HealthCheckResponse is {reply[:20].hex()}; expected a status, such as 0801 for SERVING")

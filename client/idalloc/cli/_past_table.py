@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
-from idalloc.cli._printer import write_stderr
+from idalloc.cli._printer import failure
 
 FORM = "crate://user@host:4200/schema.table.column"
 # The environment variable of the user's password, which CrateDB's own shell, crash, reads.
@@ -37,17 +37,18 @@ def parse_url(text: str | Column) -> Column:
         raise typer.BadParameter(
             f"contains a password, which every user of this machine could see: set it in the variable {PASSWORD}"
         )
+    # The message does not repeat the URL: it may contain a password.
+    invalid_url = typer.BadParameter(f"must have the form {FORM}; append ?tls=true for TLS")
     try:
         parts = urlsplit(text)
         port = parts.port or 4200
     except ValueError:
-        raise _invalid_url() from None
+        raise invalid_url from None
     names = [unquote(name) for name in parts.path.removeprefix("/").split(".")]
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = options.pop("tls", "false")
-    invalid = parts.scheme != "crate" or not parts.hostname or parts.fragment
-    if invalid or options or tls not in ("true", "false"):
-        raise _invalid_url()
+    if parts.scheme != "crate" or not parts.hostname or parts.fragment or options or tls not in ("true", "false"):
+        raise invalid_url
     if len(names) != 3 or not all(names):
         raise typer.BadParameter(f"must name schema, table and column: {FORM}")
     name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -65,7 +66,7 @@ def query_last_id(column: Column, *, smallest: bool, timeout: float) -> int | No
         from crate.client import exceptions
         from crate.client.http import Client
     except ModuleNotFoundError as error:
-        raise _failure("--past-table needs the package crate: pip install 'idalloc[crate]'", 2) from error
+        raise failure("--past-table needs the package crate: pip install 'idalloc[crate]'", 2) from error
     logging.getLogger("crate").addHandler(logging.NullHandler())  # the errors below report the same in one line
     name = _quoted(column.column)
     # Not crate.client.connect(): its errors lack the cause.
@@ -77,13 +78,13 @@ def query_last_id(column: Column, *, smallest: bool, timeout: float) -> int | No
         reply: Any = client.sql(f"SELECT {'MIN' if smallest else 'MAX'}({name}) FROM {column.relation}")  # noqa: S608  # quoted
         value = reply["rows"][0][0]
     except exceptions.ConnectionError as error:
-        raise _failure(f"cannot reach CrateDB at {column.host}: {_cause(error)}", 1) from error
+        raise failure(f"cannot reach CrateDB at {column.host}: {_cause(error)}") from error
     except exceptions.Error as error:
-        raise _failure(f"CrateDB at {column.host}: {str(error).partition(chr(10))[0]}", 1) from error
+        raise failure(f"CrateDB at {column.host}: {str(error).partition(chr(10))[0]}") from error
     finally:
         client.close()
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise _failure(f"{column.relation}.{name} must hold whole numbers, not {value!r}", 1)
+        raise failure(f"{column.relation}.{name} must hold whole numbers, not {value!r}")
     return value
 
 
@@ -96,13 +97,3 @@ def _cause(error: BaseException) -> str:
     while cause := error.__cause__ or error.__context__:
         error = cause
     return getattr(error, "strerror", None) or str(error)
-
-
-def _invalid_url() -> typer.BadParameter:
-    # The message does not repeat the URL: it may contain a password.
-    return typer.BadParameter(f"must have the form {FORM}; append ?tls=true for TLS")
-
-
-def _failure(message: str, code: int) -> typer.Exit:
-    write_stderr(message)
-    return typer.Exit(code)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+import typer
+
 from idalloc._core.text import escaped
 
 OUTPUTS = ("table", "text", "json")
@@ -106,6 +108,12 @@ def to_json(content: Mapping[str, Any], indent: int | None = 2) -> str:
 def write_stderr(message: str) -> None:
     """Print a message as one line on standard error."""
     _write(escaped(" ".join(message.split())) + "\n", sys.stderr)
+
+
+def failure(message: str, code: int = 1) -> typer.Exit:
+    """Print a message as one line on standard error, and return the exit of the command."""
+    write_stderr(message)
+    return typer.Exit(code)
 
 
 def _write_table(table: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from idalloc.cli._options import with_output
-from idalloc.cli._printer import write_stderr
+from idalloc.cli._printer import failure
 
 
 @with_output
@@ -35,13 +35,11 @@ def verify(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "numpy":
             raise
-        write_stderr("idalloc verify needs the package numpy: pip install 'idalloc[verify]'")
-        raise typer.Exit(2) from error
+        raise failure("idalloc verify needs the package numpy: pip install 'idalloc[verify]'", 2) from error
     try:
         verdict = _verdict.verify(files)
     except _logs.InvalidFile as error:
-        write_stderr(f"idalloc: {error}")
-        raise typer.Exit(2) from error
+        raise failure(f"idalloc: {error}", 2) from error
     context.obj.lines(_verdict.to_text(verdict).splitlines(), lambda: _verdict.to_json(verdict))
     if verdict.findings.any:
         raise typer.Exit(1)
