@@ -1,16 +1,16 @@
 """`idalloc sequences`: the commands that manage sequences and parse their ids."""
 
 import re
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idalloc.cli import _fields, _past_table
-from idalloc.cli._advance_all import advance_all
-from idalloc.cli._connection import connect
+from idalloc.cli._connection import connect, target_and_timeout
 from idalloc.cli._options import add_group_options, add_options, choices, with_options
-from idalloc.cli._printer import write_stderr
+from idalloc.cli._printer import failure, write_stderr
 from idalloc.cli._progress import wait
 from idalloc.cli._usage import UsageError
 
@@ -214,7 +214,7 @@ def advance(
     if every:
         if name is not None or past is not None or past_table is not None or period or etag:
             raise UsageError("--all excludes NAME, --past, --past-table, --period and --etag", context)
-        advance_all(context, no_wait=no_wait)
+        _advance_all(context, no_wait=no_wait)
         return
     if name is None:
         raise UsageError("give the NAME of a sequence, or --all", context)
@@ -229,6 +229,45 @@ def advance(
             return
         change = client.sequences.advance(name, past, period=period, etag=etag)
     _finish(context, change, no_wait=no_wait)
+
+
+def _advance_all(context: typer.Context, *, no_wait: bool) -> None:
+    """Advance each sequence past its own last id, and wait until all changes are effective.
+
+    A server with a witness moves the sequence past its mark, too. A refused sequence does not end
+    the command.
+    """
+    from idalloc import DeadlineExceeded, IdallocError, Unauthenticated, Unavailable  # imported late: see connect
+
+    refused, count, effective = [], 0, time.monotonic()
+    with connect(context) as client:
+        if not client.node().witness:
+            raise failure(
+                f"the server at {target_and_timeout(context)[0]} has no witness, so it does not know which ids were "
+                "issued: advance each sequence with --past and the highest id in use"
+            )
+        for sequence in client.sequences.list():
+            past = sequence.last_value
+            if past is None:  # the value before the start
+                start, step = (1 if value is None else value for value in (sequence.start, sequence.step))
+                past = start - step
+            try:
+                change = client.sequences.advance(sequence.name, past)
+            except (DeadlineExceeded, Unauthenticated, Unavailable):
+                raise  # the next sequence would fail, too
+            except IdallocError as error:
+                write_stderr(f"{error.reason}: {error}")
+                refused.append(sequence.name)
+                continue
+            count += 1
+            effective = max(effective, time.monotonic() + change.effective_delay.total_seconds())
+            last, at = change.sequence.last_value, _fields.text(change.effective_time)
+            line = f"{sequence.name}: last value {'none' if last is None else last}, effective time {at}"
+            context.obj.lines([line], change.to_dict, one_line=True)
+    if not no_wait:
+        wait(effective - time.monotonic())
+    if refused:
+        raise failure(f"advanced {count} sequences, not {', '.join(refused)}")
 
 
 @app.command()
@@ -247,9 +286,7 @@ def delete(context: typer.Context, name: Name, etag: Etag = "", no_wait: NoWait 
 @app.command(context_settings={"ignore_unknown_options": True})
 @with_options
 def parse(
-    context: typer.Context,
-    name: Name,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text of an id.")],
+    context: typer.Context, name: Name, text: Annotated[str, typer.Argument(metavar="TEXT", help="The text of an id.")]
 ) -> None:
     """Parse the text of an id by the sequence's format."""
     with connect(context) as client:
