@@ -13,8 +13,7 @@ import typer
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc.cli import _bench, _connection, _health, _ids, _node, _protos, _sequences, _verify
-from idalloc.cli._conversion import convert_without_pydantic
-from idalloc.cli._help import join_lines
+from idalloc.cli._commands import convert_without_pydantic, join_lines
 from idalloc.cli._plugins import CommandGroup
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._usage import UsageError, explain

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from idalloc.cli._help import join_lines
+from idalloc.cli._commands import join_lines
 from idalloc.cli._options import add_group_options, with_output
-from idalloc.cli._printer import write_stderr
+from idalloc.cli._printer import failure
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -57,10 +57,8 @@ def _load(entry_point: "EntryPoint") -> Any:
     try:
         loaded = entry_point.load()
     except ModuleNotFoundError as error:
-        write_stderr(
-            f"idalloc {entry_point.name} needs the server, and {error.name} is missing: pip install 'idalloc[server]'"
-        )
-        raise typer.Exit(2) from error
+        needs = f"idalloc {entry_point.name} needs the server, and {error.name} is missing"
+        raise failure(f"{needs}: pip install 'idalloc[server]'", 2) from error
     if isinstance(loaded, typer.Typer):
         if loaded.registered_callback is None:
             add_group_options(loaded, with_output)

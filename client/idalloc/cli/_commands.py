@@ -1,9 +1,6 @@
-"""Converts the values of parameters without pydantic.
+"""Changes typer's commands: the conversion of parameters, and the lines of help texts."""
 
-Typer imports it for each parameter, also for those that are not given. It would take 40 ms of the
-220 ms that `idalloc allocate` takes.
-"""
-
+import re
 from functools import partial
 from typing import Any
 
@@ -11,11 +8,25 @@ from typing import Any
 def convert_without_pydantic(command: Any) -> Any:
     """Replace typer's conversion in a command and its subcommands, and return the command.
 
-    The values of parameters that have no parser, and are no text, are still typer's.
+    Typer imports pydantic for each parameter, also for those that are not given. It would take 40
+    ms of the 220 ms that `idalloc allocate` takes. The values of parameters that have no parser,
+    and are no text, are still typer's.
     """
     command.get_params = partial(_get_params, command.get_params)
     for each in getattr(command, "commands", {}).values():
         convert_without_pydantic(each)
+    return command
+
+
+def join_lines(command: Any) -> Any:
+    """Join the lines of each paragraph in the help of a command and its subcommands.
+
+    Rich then breaks them where the terminal ends. Returns the command.
+    """
+    if command.help:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help)
+    for each in getattr(command, "commands", {}).values():
+        join_lines(each)
     return command
 
 
