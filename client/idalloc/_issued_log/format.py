@@ -25,7 +25,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from idalloc.v1 import id_allocator_pb2 as pb
@@ -64,14 +64,6 @@ SERIAL_OFFSET = 2**63
 _ORDERING_RISING = 2
 
 
-class Run(NamedTuple):
-    """Document ids that share their first 12 characters, with evenly spaced serials."""
-
-    first: str
-    step: int
-    id_count: int
-
-
 class BinaryEncoder:
     """Encodes rows of a fixed size."""
 
@@ -89,43 +81,31 @@ class BinaryEncoder:
         flags = RISING if response.ordering == _ORDERING_RISING else 0
         request_id = _request_id(request)
         self._new = set()
-        name_rows = b"" if name in self._written else self._name_rows(name)
-        content = CONTENT.pack(
-            RECORD,
-            flags,
-            0,
-            self._numbers[name],
-            response.generation,
-            response.node_id,
-            ids.first_id,
-            ids.step,
-            ids.id_count,
-            asked,
-            answered,
-            request_id.bytes if request_id else b"",
-        )
-        return name_rows + _row(content)
+        numbers = (response.generation, response.node_id, ids.first_id, ids.step, ids.id_count, asked, answered)
+        return self._record(flags, name, numbers, request_id.bytes if request_id else b"")
 
-    def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes:
+    def doc_ids(self, runs: "Iterable[pb.DocIdRun]", asked: int, answered: int) -> bytes:
         rows = []
         self._new = set()
-        for first, step, id_count in runs:
-            shared, serial = first[:SHARED_LENGTH], int(first[SHARED_LENGTH:], 16) - SERIAL_OFFSET
-            if shared not in self._written and shared not in self._new:
-                rows.append(self._name_rows(shared))
-            content = (RECORD, DOC_IDS, 0, self._numbers[shared], 0, 0, serial, step, id_count, asked, answered, b"")
-            rows.append(_row(CONTENT.pack(*content)))
+        for run in runs:
+            shared = run.first_doc_id[:SHARED_LENGTH]
+            serial = int(run.first_doc_id[SHARED_LENGTH:], 16) - SERIAL_OFFSET
+            rows.append(self._record(DOC_IDS, shared, (0, 0, serial, run.step, run.id_count, asked, answered), b""))
         return b"".join(rows)
 
     def commit(self) -> None:
         """Remember that the last encoded record was written."""
         self._written |= self._new
 
-    def _name_rows(self, name: str) -> bytes:
+    def _record(self, flags: int, name: str, numbers: tuple[int, ...], request_id: bytes) -> bytes:
+        """Encode a record, after its name if the file lacks it."""
         number = self._numbers.setdefault(name, len(self._numbers))
+        row = _row(CONTENT.pack(RECORD, flags, 0, number, *numbers, request_id))
+        if name in self._written or name in self._new:
+            return row
         self._new.add(name)
         text = name.encode()
-        return _row(CONTENT.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, b"")) + _pad_rows(text)
+        return _row(CONTENT.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, b"")) + _pad_rows(text) + row
 
 
 class JsonLinesEncoder:
@@ -139,12 +119,7 @@ class JsonLinesEncoder:
         record: dict[str, Any] = {"sequence": request.sequence}
         if response.period:
             record["period"] = response.period
-        record |= {
-            "generation": response.generation,
-            "first": ids.first_id,
-            "step": ids.step,
-            "count": ids.id_count,
-        }
+        record |= {"generation": response.generation, "first": ids.first_id, "step": ids.step, "count": ids.id_count}
         if response.node_id:
             record["node"] = response.node_id
         if response.ordering == _ORDERING_RISING:
@@ -153,11 +128,9 @@ class JsonLinesEncoder:
             record["request_id"] = str(request_id)
         return f"{dump(record | {'asked': asked, 'answered': answered})}\n".encode()
 
-    def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes:
-        lines = [
-            dump({"doc_id": first, "step": step, "count": id_count, "asked": asked, "answered": answered})
-            for first, step, id_count in runs
-        ]
+    def doc_ids(self, runs: "Iterable[pb.DocIdRun]", asked: int, answered: int) -> bytes:
+        times = {"asked": asked, "answered": answered}
+        lines = [dump({"doc_id": run.first_doc_id, "step": run.step, "count": run.id_count} | times) for run in runs]
         return "".join(f"{line}\n" for line in lines).encode()
 
     def commit(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idalloc._core.fork import process_marker
 from idalloc._core.locks import Lock
-from idalloc._issued_log.format import FORMAT, JSON_LINES, BinaryEncoder, Encoder, JsonLinesEncoder, Run, dump
+from idalloc._issued_log.format import FORMAT, JSON_LINES, BinaryEncoder, Encoder, JsonLinesEncoder, dump
 from idalloc.v1 import id_allocator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ class IssuedLog:
     def doc_ids(self, response: "DocIdsResponse", asked: int) -> None:
         """Record document ids of the view COMPACT that have just arrived, one record per run."""
         answered = self.now()
-        runs = [Run(run.first_doc_id, run.step, run.id_count) for run in response.runs]
-        if not runs:
+        if not response.runs:
             raise ValueError("the reply has no runs of document ids, which the log requires")
-        self._write(lambda encoder: encoder.doc_ids(runs, asked, answered))
+        self._write(lambda encoder: encoder.doc_ids(response.runs, asked, answered))
 
     def reply(self, request: Any, response: Any, asked: int) -> None:
         """Record the ids of a reply or of a stream's message, if it has any.
