@@ -1,6 +1,6 @@
 """Reads several logs in parallel, in the order of time."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,45 +10,34 @@ from idalloc.verify._logs import ROW, Log, Rows
 
 
 @dataclass(eq=False, slots=True)
-class Stall:
-    """Finds the longest time between two consecutive replies of a log."""
-
-    longest: int = 0  # in nanoseconds
-    _last: int | None = None
-
-    def add(self, answered: Ints) -> None:
-        """Add the times of the next replies.
-
-        Several threads may have logged them slightly out of order.
-        """
-        if not len(answered):
-            return
-        gaps = np.diff(answered)
-        if len(gaps) and int(gaps.min()) < 0:
-            answered = np.sort(answered)
-            gaps = np.diff(answered)
-        first = 0 if self._last is None else int(answered[0]) - self._last
-        self.longest = max(self.longest, first, int(gaps.max(initial=0)))
-        self._last = max(int(answered[-1]), self._last or 0)
-
-
-@dataclass(eq=False, slots=True)
 class _Feed:
     """A log, and the records that were read but not yet processed."""
 
     log: Log
-    stall: Stall = field(default_factory=Stall)
     rows: Rows = field(default_factory=lambda: np.empty(0, ROW))
+    stall: int = 0  # the longest time between two consecutive replies, in nanoseconds
+    _last_reply: int | None = None
 
     def fill(self, share: int) -> None:
         """Read on to about `share` records, and at least one record if one is left."""
         if self.log.ended or len(self.rows) > share // 2:
             return
         rows = self.log.read(max(share - len(self.rows), 1))
-        self.stall.add(rows["answered"])
+        if not len(rows):
+            return
+        self._measure_stalls(rows["answered"])
         rows["asked"] -= self.log.boot_time
         rows["answered"] -= self.log.boot_time
         self.rows = np.concatenate([self.rows, rows]) if len(self.rows) else rows
+
+    def _measure_stalls(self, answered: Ints) -> None:
+        gaps = np.diff(answered)
+        if int(gaps.min(initial=0)) < 0:  # several threads logged them slightly out of order
+            answered = np.sort(answered)
+            gaps = np.diff(answered)
+        first = 0 if self._last_reply is None else int(answered[0]) - self._last_reply
+        self.stall = max(self.stall, first, int(gaps.max(initial=0)))
+        self._last_reply = max(int(answered[-1]), self._last_reply or 0)
 
     def take(self, horizon: int) -> Rows:
         """Remove and return the records answered at or before a time."""
@@ -80,15 +69,10 @@ def batches(logs: Sequence[Log], max_records: int, stalls: list[int]) -> Iterato
             feed.fill(share)
         ends = [int(feed.rows["answered"].max()) for feed in feeds if not feed.log.ended and len(feed.rows)]
         horizon = min(ends, default=2**63 - 1)
-        taken = [(feed.log.number, feed.take(horizon)) for feed in feeds]
-        stalls += [feed.stall.longest for feed in feeds if feed.log.ended and not len(feed.rows)]
+        taken = [(feed.log.number, rows) for feed in feeds if len(rows := feed.take(horizon))]
+        stalls += [feed.stall for feed in feeds if feed.log.ended and not len(feed.rows)]
         feeds = [feed for feed in feeds if not feed.log.ended or len(feed.rows)]
-        yield _concatenated((number, rows) for number, rows in taken if len(rows))
-
-
-def _concatenated(parts: Iterable[tuple[int, Rows]]) -> tuple[Rows, Ints]:
-    parts = list(parts)
-    numbers = np.repeat([number for number, _ in parts], [len(rows) for _, rows in parts]).astype(np.int64)
-    if len(parts) == 1:
-        return parts[0][1], numbers
-    return np.concatenate([rows for _, rows in parts]) if parts else np.empty(0, ROW), numbers
+        if taken:
+            numbers, parts = zip(*taken, strict=True)
+            rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            yield rows, np.repeat(np.array(numbers, np.int64), list(map(len, parts)))

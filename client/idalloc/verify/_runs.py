@@ -1,7 +1,9 @@
 """An external merge sort of spans: sorted runs in temporary files, merged piece by piece."""
 
 import os
+import struct
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +13,7 @@ import numpy as np
 from idalloc.verify._columns import Ints
 from idalloc.verify._spans import SPAN, Duplicates, Spans, concatenated, merged
 
-_NAME_AND_LOW = np.dtype([("name", "<i8"), ("low", "<i8")])
+_NAME_AND_LOW = struct.Struct("<qq")
 
 
 class MemoryLimits(NamedTuple):
@@ -30,20 +32,16 @@ class _Run(NamedTuple):
 
     def find(self, name: int, low: int) -> int:
         """Return the number of rows before an id of a name."""
-        begin, end = 0, self.rows
         with self.path.open("rb", buffering=0) as file:
-            while begin < end:
-                middle = (begin + end) // 2
-                (row,) = np.frombuffer(os.pread(file.fileno(), 16, middle * SPAN.itemsize), _NAME_AND_LOW).tolist()
-                if row < (name, low):
-                    begin = middle + 1
-                else:
-                    end = middle
-        return begin
+
+            def name_and_low(row: int) -> tuple[int, int]:
+                begin = os.pread(file.fileno(), _NAME_AND_LOW.size, row * SPAN.itemsize)
+                return _NAME_AND_LOW.unpack(begin)
+
+            return bisect_left(range(self.rows), (name, low), key=name_and_low)
 
     def read(self, begin: int, end: int) -> Spans:
-        rows = np.fromfile(self.path, SPAN, end - begin, offset=begin * SPAN.itemsize)
-        return Spans.unpacked(rows)
+        return Spans.unpacked(np.fromfile(self.path, SPAN, end - begin, offset=begin * SPAN.itemsize))
 
 
 class Runs:
@@ -120,5 +118,4 @@ class Runs:
         # Each run may add up to one distance of rows that no sample shows.
         every = max(1, self._limits.piece // self._distance - len(self._runs))
         chosen = order[every::every]
-        splitters = zip(names[chosen].tolist(), lows[chosen].tolist(), strict=True)
-        return sorted(set(splitters))
+        return sorted(set(zip(names[chosen].tolist(), lows[chosen].tolist(), strict=True)))

@@ -126,17 +126,14 @@ def merged(spans: Spans, duplicates: Duplicates) -> Spans:
     """
     spans = spans.without_repeats()
     tagged = spans.tag != 0
-    apart = spans.take(tagged) if tagged.any() else None
-    if apart is not None:
-        spans = spans.take(~tagged)
-    if spans.rows > 1:
-        spans = _merged(spans, duplicates)
-    if apart is not None:
-        spans = concatenated([spans, apart]).sort_by_low()
-    return spans
+    if not tagged.any():
+        return _merged(spans, duplicates)
+    return concatenated([_merged(spans.take(~tagged), duplicates), spans.take(tagged)]).sort_by_low()
 
 
 def _merged(spans: Spans, duplicates: Duplicates) -> Spans:
+    if spans.rows < 2:
+        return spans
     plain = int(spans.step.max()) == 1
     # Only ids of one step and remainder can be merged.
     lattices = spans.name if plain else factorize_rows(spans.name, spans.step, spans.low % spans.step)[1]
