@@ -4,7 +4,7 @@ import codecs
 import json
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,12 @@ class BinaryLog(Log):
     """A binary log: rows of fixed size, with a checksum each."""
 
     def rewind(self) -> None:
-        """Go back to the first record."""
         super().rewind()
         # By the file's number of a name: its numbers in Names as a sequence and as document ids, -1
         # for an invalid one.
         self._numbers: dict[int, tuple[int, int]] = {}
 
     def read(self, max_records: int) -> Rows:
-        """Read the next records, at least one if any is left."""
         wanted = max_records
         while not self.ended:
             available = (self._size - self._at) // _ROW_SIZE
@@ -184,14 +182,10 @@ def open_binary_log(path: Path, number: int, names: Names, file: BinaryIO) -> Lo
     if zlib.crc32(data, _log.CHECK_START) != _log.CHECK_START:
         raise damaged
     text = b"".join(data[at : at + _CONTENT_SIZE] for at in range(0, len(data), _ROW_SIZE))
-    header = _parse_or_none(text[begin:end])
-    if header is None or any(text[end:]) or json.dumps(header.get("idalloc_log")) != str(_log.FORMAT):
+    try:
+        header = parse(text[begin:end])
+    except ValueError:
+        raise damaged from None
+    if any(text[end:]) or json.dumps(header.get("idalloc_log")) != str(_log.FORMAT):
         raise damaged
     return BinaryLog(path, number, header, rows * _ROW_SIZE, names)
-
-
-def _parse_or_none(text: bytes) -> dict[str, Any] | None:
-    try:
-        return parse(text)
-    except ValueError:
-        return None

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from idalloc._issued_log.format import DOC_IDS, RISING, SERIAL_OFFSET
 from idalloc.verify._columns import Bits, distance
-from idalloc.verify._logs import Log, Rows, blocks
-from idalloc.verify._names import Names
+from idalloc.verify._files import Exported, Files
+from idalloc.verify._logs import Log, Rows
 
 # The records that are kept for each query.
 _MAX_RECORDS = 16
@@ -67,8 +68,9 @@ def look_up(logs: Iterable[Log], queries: list[Query], max_records: int) -> list
     if not queries:
         return results
     for log in logs:
-        for rows in blocks(log, max_records):
-            _add_matches(log, rows, queries, results)
+        log.rewind()
+        while not log.ended:
+            _add_matches(log, log.read(max_records), queries, results)
     return results
 
 
@@ -99,20 +101,24 @@ def _has_id(rows: Rows, number: int) -> Bits:
 class Messages:
     """Formats findings as messages."""
 
-    _names: Names  # the names, by number
-    _logs: list[Log]  # the logs, by number
+    _files: Files
 
     def identifier(self, name: int, number: int) -> str:
         """Return an id with its sequence."""
         if name & 1:
-            return f"document id {self._names.text(name)}{number + SERIAL_OFFSET:016x}"
-        return f"{self._names.display_name(name)}: {number}"
+            return f"document id {self._files.names.text(name)}{number + SERIAL_OFFSET:016x}"
+        sequence, period = self._files.names.parts(name)
+        return f"{sequence} of {period}: {number}" if period else f"{sequence}: {number}"
 
     def record(self, record: Record) -> str:
         """Return a record's ids, file and times."""
-        ids = self._ids(record)
+        first, last = record.first, record.last
+        if record.name & 1:
+            first, last = first + SERIAL_OFFSET, last + SERIAL_OFFSET
+        steps = f" in steps of {record.step}" if record.step != 1 and record.id_count > 1 else ""
+        ids = f"{first}…{last}{steps}" if record.id_count != 1 else f"{first}"
         times = f"asked {_time(record.asked)}, answered {_time(record.answered)}"
-        return f"{ids} in {self._logs[record.log].path} ({times})"
+        return f"{ids} in {self._files.logs[record.log].path} ({times})"
 
     def duplicate(self, name: int, number: int, records: list[Record]) -> str:
         """Return the message for an id that was issued twice."""
@@ -133,20 +139,21 @@ class Messages:
         text = f"{identifier} of generation {newer} is out of order: generation {older} has {last}"
         return "; ".join([text, *map(self.record, records)])
 
-    def beyond_export(self, record: Record, limit: str) -> str:
+    def beyond_export(self, record: Record) -> str:
         """Return the message for a record past the export."""
+        exported = self._files.exported or Exported()
+        text = self._files.names.text(record.name)
+        if record.name & 1:
+            start = exported.claims.get(int(text[:4], 16))
+            limit = "any claim in the export" if start is None else f"the exported claim of its prefix, {start}"
+        else:
+            values = ", ".join(map(str, exported.last_values.get(text, ())))
+            limit = f"the exported last value, {values}" if values else "the export, which has no counter for it"
         return f"{self.identifier(record.name, record.last)} is beyond {limit}: {self.record(record)}"
 
     def malformed(self, record: Record, why: str) -> str:
         """Return the message for an invalid record."""
-        return f"{self._logs[record.log].path}: {why}: {self.record(record)}"
-
-    def _ids(self, record: Record) -> str:
-        first, last = record.first, record.last
-        if record.name & 1:
-            first, last = first + SERIAL_OFFSET, last + SERIAL_OFFSET
-        steps = f" in steps of {record.step}" if record.step != 1 and record.id_count > 1 else ""
-        return f"{first}…{last}{steps}" if record.id_count != 1 else f"{first}"
+        return f"{self._files.logs[record.log].path}: {why}: {self.record(record)}"
 
 
 def answered_before(late: Record, of: Log, node: int | None) -> Callable[[Log, Rows], Bits]:
@@ -178,12 +185,11 @@ def of_generation(generation: int) -> Callable[[Log, Rows], Bits]:
     return lambda log, rows: np.asarray(rows["generation"] == generation)
 
 
-def _ids(record: Record) -> tuple[int, int, int, int]:
-    return record.generation, record.first, record.step, record.id_count
+_request_and_ids = attrgetter("request", "generation", "first", "step", "id_count")
 
 
 def _is_retry(one: Record, other: Record) -> bool:
-    return any(one.request) and one.request == other.request and _ids(one) == _ids(other)
+    return any(one.request) and _request_and_ids(one) == _request_and_ids(other)
 
 
 def _time(nanoseconds: int) -> str:

@@ -46,7 +46,7 @@ class Exported:
 class Files:
     """The input files."""
 
-    names: Names
+    names: Names = field(default_factory=Names)
     logs: list[Log] = field(default_factory=list)
     exported: Exported | None = None  # the content of the exports; None without any
     # The burned ids in logs of nodes, by name and cause.
@@ -61,14 +61,14 @@ class Files:
             self.examples.append(message)
 
 
-def read_files(paths: Iterable[Path], names: Names) -> Files:
+def read_files(paths: Iterable[Path]) -> Files:
     """Open logs, and read exports and logs of nodes.
 
     Raises:
         InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued
             ids.
     """
-    files = Files(names)
+    files = Files()
     seen = set[tuple[int, int]]()
     for path in paths:
         try:
@@ -138,7 +138,9 @@ def _read_export(path: Path, file: BinaryIO, exported: Exported) -> None:
         for number, line in enumerate(_lines(file), start=1):
             content = parse(line)
             if number == 1 or "idalloc_export" in content:
-                _check_first_line(content, number)
+                form = content.get("idalloc_export")
+                if number > 1 or type(form) is not int or form != _EXPORT_FORMAT:
+                    raise ValueError(f'{{"idalloc_export": {_EXPORT_FORMAT}}} must be its first line and no other line')
                 continue
             key = _read_claim(content, exported) if "prefix" in content else _read_counter(content, exported)
             if key in known:
@@ -147,12 +149,6 @@ def _read_export(path: Path, file: BinaryIO, exported: Exported) -> None:
     except (ValueError, TypeError, KeyError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise InvalidFile(f"{path}: line {number} of this export cannot be read: {why[:200]}") from None
-
-
-def _check_first_line(content: dict[str, Any], number: int) -> None:
-    form = content.get("idalloc_export")
-    if number > 1 or type(form) is not int or form != _EXPORT_FORMAT:
-        raise ValueError(f'{{"idalloc_export": {_EXPORT_FORMAT}}} must be its first line and no other line')
 
 
 def _read_claim(content: dict[str, Any], exported: Exported) -> int:
@@ -168,13 +164,12 @@ def _read_counter(content: dict[str, Any], exported: Exported) -> str:
     settings = content.get("settings", {})
     if not isinstance(settings, dict):
         raise ValueError("settings must be an object")
-    sequence = content["sequence"]
-    exported.last_values.setdefault(name, []).extend(
-        [] if last is None else [_integer(last, "last_value", _MIN_ID, _MAX_ID)]
-    )
+    values = exported.last_values.setdefault(name, [])
+    if last is not None:
+        values.append(_integer(last, "last_value"))
     _integer(settings.get("step", 1), "step")
     if str(settings.get("kind", "")).startswith("TIMESTAMP"):
-        exported.timestamps.add(sequence)
+        exported.timestamps.add(content["sequence"])
     return name
 
 

@@ -5,7 +5,7 @@ import json
 import re
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -24,7 +24,6 @@ class JsonLog(Log):
     """A log in JSON lines."""
 
     def read(self, max_records: int) -> Rows:
-        """Read the next records, at least one if any is left."""
         while not self.ended:
             records: list[tuple[int, ...]] = []
             with self.path.open("rb") as file:
@@ -127,13 +126,9 @@ def open_json_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log 
         return None
     if "idalloc_log" not in header:
         return None
-    _check_format(path, header)
-    return JsonLog(path, number, header, len(line), names)
-
-
-def _check_format(path: Path, header: dict[str, Any]) -> None:
     form = header["idalloc_log"]
     if type(form) is not int or not 0 < form < 2**31:
         raise InvalidFile(f"{path}: the header of this log is damaged")
     if form != _log.FORMAT:
         raise InvalidFile(f"{path}: this log is of format {form}; this version reads format {_log.FORMAT}")
+    return JsonLog(path, number, header, len(line), names)

@@ -1,6 +1,5 @@
 """The common base of both formats of a log of issued ids."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -60,14 +59,15 @@ class Log:
         self.path = path
         self.number = number  # its index among all logs
         boot_id, ahead = header.get("boot_id"), header.get("boot_offset_ns")
-        # The time of the boot by the log's clock, in nanoseconds since the Unix epoch.
-        self.boot_time = _time(header.get("boot_time_ns"), path) + (0 if ahead is None else _time(ahead, path))
-        if not isinstance(boot_id, str) or not boot_id.isascii():
+        times = [header.get("boot_time_ns"), 0 if ahead is None else ahead]
+        timely = {*map(type, times)} == {int} and all(abs(time) < MAX_TIME for time in [*times, sum(times)])
+        if not timely or not isinstance(boot_id, str) or not boot_id.isascii():
             raise InvalidFile(f"{path}: the header of this log is damaged")
+        # The time of the boot by the log's clock, in nanoseconds since the Unix epoch.
+        self.boot_time = sum(times)
         # The machine's boot that the times belong to; empty if the boot, or the offset of the log's
         # clock from the machine's, is unknown.
         self.boot_id = "" if ahead is None else boot_id.lower()
-        _time(self.boot_time, path)
         self._begin = begin
         self._names = names
         self.rewind()
@@ -94,16 +94,3 @@ class Log:
 
 # The findings of each kind that have a message.
 MAX_MESSAGES = 5
-
-
-def _time(value: object, path: Path) -> int:
-    if type(value) is not int or not -MAX_TIME < value < MAX_TIME:
-        raise InvalidFile(f"{path}: the header of this log is damaged")
-    return value
-
-
-def blocks(log: Log, max_records: int) -> Iterator[Rows]:
-    """Read a log once more from its beginning, in blocks."""
-    log.rewind()
-    while not log.ended:
-        yield log.read(max_records)

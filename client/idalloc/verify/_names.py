@@ -56,10 +56,6 @@ class Names:
         self._numbers: dict[str, int] = {}
         self._texts: list[str] = []
 
-    def __len__(self) -> int:
-        """Return the largest number plus 1."""
-        return 2 * len(self._texts)
-
     def number(self, text: str, *, doc_ids: bool = False) -> int:
         """Return the number of a name, which is odd for document ids."""
         number = self._numbers.setdefault(text, len(self._texts))
@@ -75,8 +71,3 @@ class Names:
         """Return the sequence and its period, which may be empty."""
         sequence, _, period = self.text(number).partition(PERIOD_SEPARATOR)
         return sequence, period
-
-    def display_name(self, number: int) -> str:
-        """Return the name of a sequence, with its period, for messages."""
-        sequence, period = self.parts(number)
-        return f"{sequence} of {period}" if period else sequence

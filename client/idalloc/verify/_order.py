@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from idalloc.verify._columns import Bits, Ints, argsort, factorize_rows, pack, running_max
+from idalloc.verify._columns import Bits, Ints, argsort, pack, running_max
 
 
 class Calls(NamedTuple):
@@ -47,16 +47,18 @@ class OrderChecker:
         """
         if not len(calls.group):
             return np.empty(0, np.bool_), np.empty(0, np.int64)
-        self._grow(int(calls.group.max()) + 1)
+        groups = int(calls.group.max()) + 1
+        if groups > len(self._known):
+            more = max(groups, 2 * len(self._known)) - len(self._known)
+            self._reach = np.pad(self._reach, (0, more))
+            self._known = np.pad(self._known, (0, more))
         wrong = (calls.asked > self._until) & self._known[calls.group]
         furthest = self._reach[calls.group]
         wrong &= furthest >= calls.back
 
-        before = (
-            calls
-            if not len(self._recent.group)
-            else Calls._make(map(np.concatenate, zip(self._recent, calls, strict=True)))
-        )
+        before = calls
+        if len(self._recent.group):
+            before = Calls._make(map(np.concatenate, zip(self._recent, calls, strict=True)))
         ends, begins = pack(before.group, before.answered, calls.group, calls.asked)
         order = argsort(ends)
         groups, fronts, backs = before.group, before.front, before.back
@@ -91,24 +93,3 @@ class OrderChecker:
             self._known[fresh] = True
             np.maximum.at(self._reach, groups, calls.front[old])
         self._recent = Calls._make(column[~old] for column in calls)
-
-    def _grow(self, groups: int) -> None:
-        if groups > len(self._known):
-            size = max(groups, 2 * len(self._known))
-            more = size - len(self._known)
-            self._reach = np.concatenate([self._reach, np.zeros(more, np.int64)])
-            self._known = np.concatenate([self._known, np.zeros(more, np.bool_)])
-
-
-class Groups:
-    """Numbers groups consistently over all batches."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, ...], int] = {}
-
-    def numbers(self, *columns: Ints) -> Ints:
-        """Return the number of the group of each row; equal rows of the columns are one group."""
-        examples, codes = factorize_rows(*columns)
-        keys = zip(*(column[examples].tolist() for column in columns), strict=True)
-        numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
-        return np.array(numbers, np.int64)[codes]

@@ -4,6 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,8 +16,7 @@ from idalloc.verify._columns import Bits, Ints, distance, factorize_rows, total
 from idalloc.verify._evidence import Messages, Query, Record, answered_before, look_up, of_generation
 from idalloc.verify._files import Exported, Files
 from idalloc.verify._logs import MAX_MESSAGES, MAX_TIME, Log, Rows
-from idalloc.verify._names import Names
-from idalloc.verify._order import Calls, Groups, OrderChecker
+from idalloc.verify._order import Calls, OrderChecker
 from idalloc.verify._runs import MemoryLimits, Runs
 from idalloc.verify._spans import Duplicates, Spans, count_shared, merged
 
@@ -74,11 +74,11 @@ class Proof:
         self.stall = 0
         self._files = files
         self._limits = limits
-        self._messages = Messages(files.names, files.logs)
-        self._export_limits = _ExportLimits(files.exported or Exported(), files.names)
+        self._messages = Messages(files)
+        self._export_limit = cache(partial(_export_limit, files))
         self._duplicates = Duplicates(MAX_MESSAGES)
         self._runs = Runs(limits, self._duplicates)
-        self._groups = Groups()
+        self._groups: dict[tuple[int, ...], int] = {}
         self._tags = _Tags()
         self._late: list[tuple[Record, int, int | None]] = []
         self._beyond: list[Record] = []
@@ -87,7 +87,11 @@ class Proof:
     def run(self) -> None:
         """Read all logs, and collect the violations."""
         try:
-            for logs in _by_boot(self._files.logs):
+            # Times of one boot can be compared; a log of an unknown boot is alone.
+            by_boot: defaultdict[tuple[str, int], list[Log]] = defaultdict(list)
+            for log in self._files.logs:
+                by_boot[log.boot_id, -1 if log.boot_id else log.number].append(log)
+            for logs in by_boot.values():
                 per_node, over_all = OrderChecker(self._limits.records), OrderChecker(self._limits.records)
                 stalls: list[int] = []
                 for rows, numbers in batches(logs, self._limits.records, stalls):
@@ -104,8 +108,6 @@ class Proof:
         self._write_messages()
 
     def _check(self, rows: Rows, logs: Ints, per_node: OrderChecker, over_all: OrderChecker) -> None:
-        if not len(rows):
-            return
         self.records += len(rows)
         valid = self._valid_ids(rows, logs)
         if not valid.all():
@@ -133,15 +135,9 @@ class Proof:
         first, step, count = rows["first"], rows["step"], rows["count"]
         valid = (count >= 1) & (step != 0) & (step != _MIN_INT64)
         wide = valid & (count > 1)
-        minimum, maximum = int(step.min()), int(step.max())
-        if (
-            int(count.max()) < 2**31
-            and max(-minimum, maximum) < 2**31
-            and int(first.max()) < 2**62
-            and first.min() > -(2**62)
-        ):
-            wide[:] = False  # none can overflow
-        if wide.any():
+        near = int(first.min()) > -(2**62) and int(first.max()) < 2**62
+        short = int(count.max()) < 2**31 and int(step.min()) > -(2**31) and int(step.max()) < 2**31
+        if not (near and short) and wide.any():  # else none can overflow
             some, steps = np.ascontiguousarray(first[wide]), np.ascontiguousarray(step[wide])
             up = distance(np.full(len(some), _MAX_INT64), some)
             below = distance(some, np.full(len(some), _MIN_INT64))
@@ -186,7 +182,7 @@ class Proof:
             return
         examples, codes = factorize_rows(name, down)
         keys = zip(name[examples].tolist(), down[examples].tolist(), strict=True)
-        bounds = [self._export_limits.last(*key) for key in keys]
+        bounds = [self._export_limit(*key) for key in keys]
         # A missing limit admits no id, not even the smallest.
         closed = np.array([bound is None for bound in bounds])
         limits = np.array([_MIN_INT64 if bound is None else bound for bound in bounds], np.int64)
@@ -211,7 +207,7 @@ class Proof:
             if not chosen.any():
                 continue
             some = Calls._make(column[chosen] for column in calls)
-            some = some._replace(group=self._groups.numbers(some.group, nodes[chosen]))
+            some = some._replace(group=self._group_numbers(some.group, nodes[chosen]))
             late, reach = order.check(some)
             if late.any():
                 places = np.flatnonzero(chosen)[late]
@@ -223,6 +219,13 @@ class Proof:
                 reach_of = int(furthest[at])
                 by = int(node[at]) if of_node[at] and not rising[at] else None
                 self._late.append((record, ~reach_of if record.step < 0 else reach_of, by))
+
+    def _group_numbers(self, *columns: Ints) -> Ints:
+        """Return the number of each row's group, in which the columns are equal in all batches."""
+        examples, codes = factorize_rows(*columns)
+        keys = zip(*(column[examples].tolist() for column in columns), strict=True)
+        numbers = [self._groups.setdefault(key, len(self._groups)) for key in keys]
+        return np.array(numbers, np.int64)[codes]
 
     def _count_ids(self) -> None:
         for piece in self._runs.pieces():
@@ -240,12 +243,7 @@ class Proof:
         self.findings.duplicates = self._duplicates.ids
 
     def _overlaps(self) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
-        """Yield overlaps of generations.
-
-        Yields:
-            The name, the older and the newer generation, the last id of the older one and the first
-            id of the newer one.
-        """
+        """Yield overlaps: a name, its older and newer generation, and their last and first id."""
         ends: defaultdict[tuple[int, bool], dict[int, tuple[int, int]]] = defaultdict(dict)
         for key, extent in self.extents.items():
             if key.name & 1:
@@ -283,53 +281,21 @@ class Proof:
         for name, generations, numbers in overlaps:
             records = [*next(results)[:1], *next(results)[:1]]
             messages.append(self._messages.overlap(name, generations, numbers, records))
-        messages += [
-            self._messages.beyond_export(record, self._export_limits.describe(record.name)) for record in self._beyond
-        ]
+        messages += map(self._messages.beyond_export, self._beyond)
         self.findings.messages = messages + self._malformed[:MAX_MESSAGES]
 
 
-@dataclass(eq=False, slots=True)
-class _ExportLimits:
-    """The limits of ids by the exports."""
-
-    _exported: Exported
-    _names: Names
-    _known: dict[tuple[int, bool], int | None] = field(default_factory=dict)
-
-    def last(self, name: int, down: bool) -> int | None:
-        """Return a name's last valid id along the order (`~id` if ids fall); None without one."""
-        key = name, down
-        if key not in self._known:
-            self._known[key] = self._find(name, down)
-        return self._known[key]
-
-    def describe(self, name: int) -> str:
-        """Return what limits the ids of a name, for messages."""
-        text = self._names.text(name)
-        if name & 1:
-            start = self._exported.claims.get(int(text[:4], 16))
-            return "any claim in the export" if start is None else f"the exported claim of its prefix, {start}"
-        values = ", ".join(map(str, self._exported.last_values.get(text, ())))
-        return f"the exported last value, {values}" if values else "the export, which has no counter for it"
-
-    def _find(self, name: int, down: bool) -> int | None:
-        text = self._names.text(name)
-        if name & 1:
-            claim = self._exported.claims.get(int(text[:4], 16))
-            return _MAX_INT64 if claim is not None and int(text[4:], 16) <= claim else None
-        values = self._exported.last_values.get(text)
-        if not values:
-            return None
-        return max(~value for value in values) if down else max(values)
-
-
-def _by_boot(logs: list[Log]) -> list[list[Log]]:
-    """Group logs of one boot, as their times can be compared; one of an unknown boot is alone."""
-    groups: defaultdict[tuple[str, int], list[Log]] = defaultdict(list)
-    for log in logs:
-        groups[log.boot_id, -1 if log.boot_id else log.number].append(log)
-    return list(groups.values())
+def _export_limit(files: Files, name: int, down: bool) -> int | None:
+    """Return a name's last valid id along the order (`~id` if ids fall); None without one."""
+    exported = files.exported or Exported()
+    text = files.names.text(name)
+    if name & 1:
+        claim = exported.claims.get(int(text[:4], 16))
+        return _MAX_INT64 if claim is not None and int(text[4:], 16) <= claim else None
+    values = exported.last_values.get(text)
+    if not values:
+        return None
+    return max(~value for value in values) if down else max(values)
 
 
 def _with_invalid_times(rows: Rows) -> Bits:

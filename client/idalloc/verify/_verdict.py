@@ -1,16 +1,15 @@
 """Verifies files, and reports the result as JSON and as text."""
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from idalloc._core.text import escaped
-from idalloc.verify._files import Exported, read_files
+from idalloc.verify._files import Files, read_files
 from idalloc.verify._logs import InvalidFile
-from idalloc.verify._names import Names
 from idalloc.verify._proof import Extent, ExtentKey, Findings, Proof
 from idalloc.verify._runs import MemoryLimits
 
@@ -61,8 +60,7 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
             ids.
     """
     start = time.monotonic()
-    names = Names()
-    files = read_files(paths, names)
+    files = read_files(paths)
     proof = Proof(files, limits or MemoryLimits())
     try:
         proof.run()
@@ -70,12 +68,9 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
         raise InvalidFile(f"the files cannot be read to their end: {error}") from error
     by_name: defaultdict[int, list[tuple[ExtentKey, Extent]]] = defaultdict(list)
     for key, extent in proof.extents.items():
-        by_name[key.name].append((key, extent))
-    sequences = [
-        _sequence_stats(names, name, proof.ids[name], extents, files.exported, files.burned)
-        for name, extents in by_name.items()
-        if not name & 1
-    ]
+        if not key.name & 1:
+            by_name[key.name].append((key, extent))
+    sequences = [_sequence_stats(files, name, proof.ids[name], extents) for name, extents in by_name.items()]
     return Verdict(
         len(files.logs),
         proof.records,
@@ -169,16 +164,10 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _sequence_stats(
-    names: Names,
-    name: int,
-    ids: int,
-    extents: list[tuple[ExtentKey, Extent]],
-    exported: Exported | None,
-    burned: dict[str, Counter[str]],
-) -> SequenceStats:
-    sequence, period = names.parts(name)
-    text = names.text(name)
+def _sequence_stats(files: Files, name: int, ids: int, extents: list[tuple[ExtentKey, Extent]]) -> SequenceStats:
+    exported = files.exported
+    sequence, period = files.names.parts(name)
+    text = files.names.text(name)
     down = extents[0][0].step < 0
     low, high = min(each.low for _, each in extents), max(each.high for _, each in extents)
     first, last = (high, low) if down else (low, high)
@@ -189,9 +178,8 @@ def _sequence_stats(
         end = last if last_value is None else last_value
         missing = max(0, _expected(extents, end, down=down) - ids)
     ranges = sum(each.records for _, each in extents)
-    return SequenceStats(
-        sequence, period, ids, ranges, first, last, last_value, missing, dict(sorted(burned.get(text, {}).items()))
-    )
+    burned = dict(sorted(files.burned.get(text, {}).items()))
+    return SequenceStats(sequence, period, ids, ranges, first, last, last_value, missing, burned)
 
 
 def _expected(extents: list[tuple[ExtentKey, Extent]], end: int, *, down: bool) -> int:
