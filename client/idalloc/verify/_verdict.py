@@ -72,16 +72,16 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
             by_name[key.name].append((key, extent))
     sequences = [_sequence_stats(files, name, proof.ids[name], extents) for name, extents in by_name.items()]
     return Verdict(
-        len(files.logs),
-        proof.records,
-        sum(proof.ids.values()),
-        proof.findings,
-        sorted(sequences, key=lambda stats: (stats.sequence, stats.period)),
-        sum(ids for name, ids in proof.ids.items() if name & 1),
-        proof.stall / 1e9,
-        time.monotonic() - start,
-        [log.path for log in files.logs if log.truncated],
-        files.exported is not None,
+        logs=len(files.logs),
+        records=proof.records,
+        ids=sum(proof.ids.values()),
+        findings=proof.findings,
+        sequences=sorted(sequences, key=lambda stats: (stats.sequence, stats.period)),
+        doc_ids=sum(ids for name, ids in proof.ids.items() if name & 1),
+        stall=proof.stall / 1e9,
+        seconds=time.monotonic() - start,
+        truncated=[log.path for log in files.logs if log.truncated],
+        exported=files.exported is not None,
     )
 
 
@@ -177,9 +177,17 @@ def _sequence_stats(files: Files, name: int, ids: int, extents: list[tuple[Exten
     if exported is None or sequence not in exported.timestamps:
         end = last if last_value is None else last_value
         missing = max(0, _expected(extents, end, down=down) - ids)
-    ranges = sum(each.records for _, each in extents)
-    burned = dict(sorted(files.burned.get(text, {}).items()))
-    return SequenceStats(sequence, period, ids, ranges, first, last, last_value, missing, burned)
+    return SequenceStats(
+        sequence=sequence,
+        period=period,
+        ids=ids,
+        ranges=sum(each.records for _, each in extents),
+        first=first,
+        last=last,
+        last_value=last_value,
+        missing=missing,
+        burned=dict(sorted(files.burned.get(text, {}).items())),
+    )
 
 
 def _expected(extents: list[tuple[ExtentKey, Extent]], end: int, *, down: bool) -> int:
