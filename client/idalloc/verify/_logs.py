@@ -59,7 +59,7 @@ class Log:
         self.path = path
         self.number = number  # its index among all logs
         boot_id, ahead = header.get("boot_id"), header.get("boot_offset_ns")
-        times = [header.get("boot_time_ns"), 0 if ahead is None else ahead]
+        times: list[Any] = [header.get("boot_time_ns"), 0 if ahead is None else ahead]
         timely = {*map(type, times)} == {int} and all(abs(time) < MAX_TIME for time in [*times, sum(times)])
         if not timely or not isinstance(boot_id, str) or not boot_id.isascii():
             raise InvalidFile(f"{path}: the header of this log is damaged")

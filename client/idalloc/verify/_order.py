@@ -47,9 +47,10 @@ class OrderChecker:
         """
         if not len(calls.group):
             return np.empty(0, np.bool_), np.empty(0, np.int64)
-        groups = int(calls.group.max()) + 1
-        if groups > len(self._known):
-            more = max(groups, 2 * len(self._known)) - len(self._known)
+        known = len(self._known)
+        missing = int(calls.group.max()) + 1 - known
+        if missing > 0:
+            more = max(missing, known)  # at least doubled, so that growth is rare
             self._reach = np.pad(self._reach, (0, more))
             self._known = np.pad(self._known, (0, more))
         wrong = (calls.asked > self._until) & self._known[calls.group]
