@@ -36,6 +36,7 @@ from bench.run import CONCURRENCY, Contender, ratio, unary_with_ghz
 from bench.servers import running
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server import __main__ as server
+from idalloc_server.rpc import port
 from idalloc_server.rpc import server as rpc_server
 from idalloc_server.rpc.calls import CallLayer, Service
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
@@ -198,7 +199,7 @@ def _serve(found: Path) -> None:
             add_service(one, served, registered=registered)
 
     setattr(CallLayer, "service", service)  # noqa: B010  # mypy
-    setattr(rpc_server, "add_service", add)  # noqa: B010
+    setattr(port, "add_service", add)  # noqa: B010
     atexit.register(lambda: found.write_text(json.dumps(turns[0].medians())))
     typer.run(server.serve)
 

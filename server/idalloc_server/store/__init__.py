@@ -1,1 +1,1 @@
-"""The stores of counters, documents and witnesses, by the kind of database."""
+"""The stores of counters and witnesses, by the kind of database."""

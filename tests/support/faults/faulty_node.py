@@ -34,6 +34,7 @@ from idalloc_server import app
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import Refusal, StoreAnsweredError, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.rpc import port
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.store import stores
 from idalloc_server.store.urls import open_store
@@ -314,7 +315,7 @@ def install(file: Path) -> None:
     for module, name, replacement in (
         (app, "SystemClock", lambda: clock),
         (stores, "open_store", open_faulty_store),
-        (app, "IdAllocatorServicer", Servicer),
+        (port, "IdAllocatorServicer", Servicer),
         (supervisor, "WorkerProcess", FaultyWorker),
     ):
         assert hasattr(module, name)

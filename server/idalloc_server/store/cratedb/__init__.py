@@ -1,1 +1,1 @@
-"""Counters, documents and a witness in a CrateDB cluster, over its HTTP endpoint."""
+"""Counters and a witness in a CrateDB cluster, over its HTTP endpoint."""

@@ -1,1 +1,1 @@
-"""Counters, documents and a witness in SQLite files, shared by processes on one machine."""
+"""Counters and a witness in SQLite files, shared by processes on one machine."""
