@@ -30,7 +30,8 @@ def without_annex(tmp_path: Path) -> dict[str, str]:
     return environment() | {"PYTHONPATH": str(tmp_path)}
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.test_long)])
+@pytest.mark.test_long
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_it_serves_every_rpc(without_annex: dict[str, str], tmp_path: Path, workers: int) -> None:
     """The id server needs nothing of the annex."""
     with running(tmp_path, without_annex, workers=workers, http_listen=LISTEN) as server:
