@@ -81,7 +81,6 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             access_file=access_file,
             access_control=access_control,
         )
-        await node.start()
         await node.serve_until_stopped()
     finally:
         for port in ports:
@@ -127,12 +126,8 @@ class _Node:
             witnessed=self.stores.witnessed,
         )
 
-    async def start(self) -> None:
-        """Start the ports. If one is refused, nothing else of the node runs yet.
-
-        Raises:
-            StartRefused: An address cannot be used.
-        """
+    async def _start_ports(self) -> None:
+        """Start the ports. If one is refused, nothing else of the node runs yet."""
         changes = NodeChanges(self.issuers.doc_ids, self.mode.node_settings, self.mode.workers)
         node = ServedNode(self.issuers, changes, self.report)
         try:
@@ -147,10 +142,14 @@ class _Node:
         """Serve until a stop signal, then drain.
 
         Before this call a stop signal ends the process at once.
+
+        Raises:
+            StartRefused: An address cannot be used.
         """
         mode = self.mode
         for number in mode.control.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, mode.control.stop_requested.set)
+        await self._start_ports()  # now: calls that they accept must be drained
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(job) for job in self._background()]
