@@ -60,10 +60,11 @@ class Calls:
         }
 
     def _lease_cost(self) -> float:
-        calls, allocate = 20 * CALLS, self._allocator.issue_now
+        calls = 20 * CALLS
+        issue_now = self._allocator.issue_now
         before = time.process_time()
         for _ in range(calls):
-            assert allocate("leased", 1)
+            assert issue_now("leased", 1)
         return (time.process_time() - before) / calls
 
     async def _cost(self, call: Callable[[int], Awaitable[object]]) -> float:

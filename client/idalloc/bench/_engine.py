@@ -170,7 +170,9 @@ class Bench:
             self.tallies[call.rpc].latencies.add(ended - began)
 
     async def _stream(self, method: Any, call: Call) -> None:
-        counted, asked, tally = self._counting, self._log_time(), self.tallies[call.rpc]
+        counted = self._counting
+        asked = self._log_time()
+        tally = self.tallies[call.rpc]
         left = call.ids  # the number of ids that have not arrived
         last: tuple[str, Any] | None = None
 

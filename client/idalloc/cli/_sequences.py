@@ -239,7 +239,9 @@ def _advance_all(context: typer.Context, *, no_wait: bool) -> None:
     """
     from idalloc import DeadlineExceeded, IdallocError, Unauthenticated, Unavailable  # imported late: see connect
 
-    refused, count, effective = [], 0, time.monotonic()
+    refused = []
+    count = 0
+    effective = time.monotonic()
     with connect(context) as client:
         if not client.node().witness:
             raise failure(
@@ -261,7 +263,8 @@ def _advance_all(context: typer.Context, *, no_wait: bool) -> None:
                 continue
             count += 1
             effective = max(effective, time.monotonic() + change.effective_delay.total_seconds())
-            last, at = change.sequence.last_value, _fields.text(change.effective_time)
+            last = change.sequence.last_value
+            at = _fields.text(change.effective_time)
             line = f"{sequence.name}: last value {'none' if last is None else last}, effective time {at}"
             context.obj.lines([line], change.to_dict, one_line=True)
     if not no_wait:

@@ -112,9 +112,11 @@ class Messages:
 
     def record(self, record: Record) -> str:
         """Return a record's ids, file and times."""
-        first, last = record.first, record.last
+        first = record.first
+        last = record.last
         if record.name & 1:
-            first, last = first + SERIAL_OFFSET, last + SERIAL_OFFSET
+            first += SERIAL_OFFSET
+            last += SERIAL_OFFSET
         steps = f" in steps of {record.step}" if record.step != 1 and record.id_count > 1 else ""
         ids = f"{first}…{last}{steps}" if record.id_count != 1 else f"{first}"
         times = f"asked {_time(record.asked)}, answered {_time(record.answered)}"

@@ -78,7 +78,8 @@ class IdAllocatorServicer:
             reply = pb.AllocateRangeResponse()
             self._fill_recorded(reply, request, await self._take_recorded(request, count))
             return reply.SerializeToString()
-        reply, id_range = self._reply, self.allocator.issue_now(sequence, count)
+        reply = self._reply
+        id_range = self.allocator.issue_now(sequence, count)
         if id_range is None:
             id_range = await self.allocator.issue(sequence, count)
             reply = pb.AllocateRangeResponse()

@@ -104,8 +104,11 @@ class RpcPort(Port):
         self._address = bind(self._server, self._address, self.certificates)
 
     async def start(self, node: ServedNode) -> None:
-        access_control, settings, issuers = self._access_control, self._settings, node.issuers
-        allocator, addresses = issuers.allocator, node.report.describe()
+        access_control = self._access_control
+        settings = self._settings
+        issuers = node.issuers
+        allocator = issuers.allocator
+        addresses = node.report.describe()
         self.calls = CallLayer(
             self.metrics,
             self.draining,

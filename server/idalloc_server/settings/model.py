@@ -84,7 +84,7 @@ class Settings(BaseModel):
     max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = Field(
         50,
         description="Maximum number of connections of one address to the HTTP port, and of those without a login to "
-        "any other port of a process but gRPC's.",
+        "the X Protocol's port of a process.",
     )
     transport: Literal["grpcio", "native"] = Field(
         "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which is experimental."
