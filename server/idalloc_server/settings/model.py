@@ -60,7 +60,7 @@ def _default_store() -> str:
 class Settings(BaseModel):
     """The settings of a server. Durations are in seconds; users write ``30s``.
 
-    A port of another package adds its own in a subclass, see ``settings_model``.
+    A port of another package adds its own in a subclass, see ``installed``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
