@@ -1,1 +1,1 @@
-"""A port for MySQL's X DevAPI clients, and its notices of generated ids, which gRPC replies use."""
+"""The annex: a port for MySQL's X DevAPI clients, their documents, and the stores of these."""
