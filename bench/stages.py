@@ -147,17 +147,19 @@ def _handlers(layer: CallLayer, servicer: IdAllocatorServicer) -> dict[str, Hand
 
     # The next two are the beginning of the servicer's handler.
     async def check(request: pb.AllocateRangeRequest, context: Any) -> pb.AllocateRangeResponse:
-        view, _, count = request.view, request.sequence, request.id_count or 1
-        if view or not 0 < count <= servicer.max_ids or request.request_id:
+        _ = request.sequence
+        count = request.id_count or 1
+        if request.view or request.request_id or not 0 < count <= servicer.ranges.max_ids:
             raise ValueError(request)
         return REPLY
 
     async def allocate(request: pb.AllocateRangeRequest, context: Any) -> pb.AllocateRangeResponse:
-        view, sequence, count = request.view, request.sequence, request.id_count or 1
-        if view or not 0 < count <= servicer.max_ids or request.request_id:
+        sequence = request.sequence
+        count = request.id_count or 1
+        if request.view or request.request_id or not 0 < count <= servicer.ranges.max_ids:
             raise ValueError(request)
-        if servicer.allocator.issue_now(sequence, count) is None:
-            await servicer.allocator.issue(sequence, count)
+        if servicer.ranges.allocator.issue_now(sequence, count) is None:
+            await servicer.ranges.allocator.issue(sequence, count)
         return REPLY
 
     def surround(handler: Any) -> Any:

@@ -19,7 +19,7 @@ from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import connections, open_files, transport
 from idalloc_server.node import issuers
-from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences, status
+from idalloc_server.rpc import batches, health, id_allocator, items, request_stream, sequences, status
 from idalloc_server.settings.installed import installed
 from idalloc_server.store.cluster import connections as store_connections
 from idalloc_server.telemetry import log_queue, metrics, recent, series
@@ -386,7 +386,7 @@ LIMITS = {
         Limit("document ids as runs", _setting("max_ids_per_call"), _INVALID),
         Limit(
             "ids or document ids as texts in a message",
-            f"{number(id_allocator.MAX_TEXTS_PER_MESSAGE)}, or max_ids_per_call if that is less",
+            f"{number(items.MAX_TEXTS_PER_MESSAGE)}, or max_ids_per_call if that is less",
             _INVALID,
             "some 300 kB",
         ),

@@ -28,6 +28,7 @@ from idalloc_server.rpc.calls import CallLayer, Service, TransportTraits
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.rpc.items import DocIdSource, RangeSource
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
@@ -143,7 +144,10 @@ async def serving(
     request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
     servicers = (
         IdAllocatorServicer(
-            allocator, doc_ids, clock, max_ids, request_ids, UuidGenerator(clock), start.node, calls.record_failure
+            RangeSource(allocator, request_ids, doc_ids=doc_ids, clock=clock, max_ids=max_ids, node_id=start.node),
+            DocIdSource(doc_ids, max_ids),
+            uuids=UuidGenerator(clock),
+            record_failure=calls.record_failure,
         ),
         NodeServicer(allocator, doc_ids, store.address, NodeChanges(doc_ids)),
         SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0)),

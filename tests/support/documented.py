@@ -12,7 +12,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.http.status_page import page
 from idalloc_server.listen import transport
-from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences
+from idalloc_server.rpc import batches, health, id_allocator, items, request_stream, sequences
 from idalloc_server.settings.installed import installed
 from idalloc_server.store.opensearch import setup
 from idalloc_server.workers import supervisor
@@ -57,7 +57,7 @@ def of_protos() -> Claims:
     name = f"1 to {model.MAX_NAME_BYTES} bytes of UTF-8"
     id_range = f"{power(model.MIN_ID)} to {power(model.MAX_ID)}"
     lease_sizes = f"0 to {number(validation.MAX_LEASE_SIZE)}"
-    texts, chunk = number(id_allocator.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
+    texts, chunk = number(items.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
     mysql = f"1 to {generator.MAX_STEP}"
     assert mysql == bounds("auto_increment_offset") == bounds("auto_increment_increment")
     prefixes = f"0 to {formats.MAX_PREFIX}"
@@ -111,7 +111,7 @@ def of_protos() -> Claims:
             f"auto_create_sequences is {creates} (the default), starting at {plain.start}.",
         ],
         "AllocateRangeRequest.id_count": [
-            f"0 (unset) means {id_allocator.DEFAULT_ID_COUNT};",
+            f"0 (unset) means {items.DEFAULT_ID_COUNT};",
             f"max_ids_per_call (default {number(default('max_ids_per_call'))})",
         ],
         "AllocateRangeRequest.request_id": [f"request_id_window (default {default('request_id_window') / 3600:g} h)"],
@@ -128,13 +128,13 @@ def of_protos() -> Claims:
         ],
         "StreamRangesRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
         "GenerateDocIdRequest.id_count": [
-            f"0 (unset) means {id_allocator.DEFAULT_ID_COUNT};",
+            f"0 (unset) means {items.DEFAULT_ID_COUNT};",
             f"at most {texts} in a view with texts",
         ],
         "GenerateDocIdRequest.auto_increment_offset": [f"{mysql}. 0 (unset) means the node's setting."],
         "GenerateDocIdRequest.auto_increment_increment": [f"{mysql}. 0 (unset) means the node's setting."],
         "StreamDocIdsRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
-        "GenerateUuidRequest.id_count": [f"0 (unset) means {id_allocator.DEFAULT_ID_COUNT}; at most {texts},"],
+        "GenerateUuidRequest.id_count": [f"0 (unset) means {items.DEFAULT_ID_COUNT}; at most {texts},"],
         "RangeView.RANGE_VIEW_TEXTS": [f"at most {texts} in a message"],
         "Node.prefix": [f"{prefixes} (the setting node_prefix)"],
         "Node.auto_increment_offset": [mysql],
@@ -225,6 +225,6 @@ def copies() -> list[tuple[float, float]]:
     return [
         *of_terms,
         (retention.OLD_WINDOW, default("request_id_window")),
-        (calls.MAX_UUIDS_PER_CALL, id_allocator.MAX_TEXTS_PER_MESSAGE),
+        (calls.MAX_UUIDS_PER_CALL, items.MAX_TEXTS_PER_MESSAGE),
         (pool.MAX_RANGE_SIZE, default("max_ids_per_call")),
     ]

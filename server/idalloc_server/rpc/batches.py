@@ -6,60 +6,46 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.auth.call_types import AdmitRequest, Refund
-from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.auth.call_types import AdmitRequest
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.lease import IdRange
-from idalloc_server.domain.errors import LeaseExpired, Refusal, StoreUnavailable
+from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.rpc.items import RangeItem, RangeSource
+from idalloc_server.rpc.status import Status
 
 MAX_BATCH_REQUESTS = 1_000
 # How long before the deadline of the call its unfinished requests are answered, so that the reply
 # arrives in time; at most a share of the time that the call has.
 REPLY_SECONDS, REPLY_SHARE = 0.05, 0.25
 
-# Returns the number of ids that a request is for, or raises ``InvalidRequest``.
-CountIds = Callable[[pb.AllocateRangeRequest], int]
-# Fills a reply with a range, and returns whether its lease is still valid.
-Fill = Callable[[pb.AllocateRangeResponse, IdRange], bool]
-# Records the error of a request, and fills the result with its status.
-Fail = Callable[[pb.AllocateRangeResult, Exception], None]
-
 
 @dataclass(eq=False, slots=True)
 class RangeBatch:
-    """Takes a range for each request of a call: from the lease at once, or after a refill."""
+    """Issues a range for each request of a call: from the lease at once, or after a refill."""
 
-    allocator: Allocator
+    source: RangeSource
     admit: AdmitRequest  # authorizes and charges each request
-    count_ids: CountIds  # checks each request
-    # The range or the error of each request, in order; None until the store answered.
-    _outcomes: list[IdRange | Exception | None] = field(init=False, default_factory=list)
-    _sequences: list[str] = field(init=False, default_factory=list)
-    _refunds: dict[int, Refund] = field(init=False, default_factory=dict)
-    _waiting: list[tuple[int, str, int]] = field(init=False, default_factory=list)
+    _items: list[RangeItem] = field(init=False, default_factory=list)  # in the order of the requests
+    _waiting: list[RangeItem] = field(init=False, default_factory=list)
 
     def add(self, request: pb.AllocateRangeRequest) -> None:
-        """Take the range of the next request from the lease.
+        """Issue the range of the next request from the lease.
 
-        If the lease has too few ids, ``wait`` takes it.
+        If the lease has too few ids, ``wait`` issues it.
         """
-        number, sequence = len(self._outcomes), request.sequence
-        outcome: IdRange | Exception | None
+        item = RangeItem(request, self.source)
+        self._items.append(item)
         try:
-            refund = self.admit(sequence, request.id_count)
-            if refund is not None:
-                self._refunds[number] = refund
-            count = self.count_ids(request)
-            outcome = self.allocator.issue_now(sequence, count)
-            if outcome is None:
-                self._waiting.append((number, sequence, count))
+            item.refund = self.admit(request.sequence, request.id_count)
+            for name in ("view", "request_id"):
+                if getattr(request, name):
+                    raise InvalidRequest(name, "must be unset in a batch")
+            if not item.issue_now():
+                self._waiting.append(item)
         except Exception as error:
-            outcome = error
-        self._outcomes.append(outcome)
-        self._sequences.append(sequence)
+            item.error = error
 
     async def wait(self, seconds: float | None) -> None:
-        """Take the other ranges from the store until shortly before the deadline of the call.
+        """Issue the other ranges from the store until shortly before the deadline of the call.
 
         Each has its own task. If the call is cancelled, all ids that it took are burned.
 
@@ -73,45 +59,29 @@ class RangeBatch:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     async with asyncio.TaskGroup() as tasks:
-                        for number, sequence, count in self._waiting:
-                            tasks.create_task(self._take(number, sequence, count))
+                        for item in self._waiting:
+                            tasks.create_task(self._issue(item))
         except asyncio.CancelledError:
-            for number, outcome in enumerate(self._outcomes):
-                self._burn(number, outcome, BurnCause.CANCELLED)
+            for item in self._items:
+                item.burn(BurnCause.CANCELLED)
             raise
 
-    async def _take(self, number: int, sequence: str, count: int) -> None:
+    async def _issue(self, item: RangeItem) -> None:
         try:
-            self._outcomes[number] = await self.allocator.issue(sequence, count)
+            await item.issue()
         except Exception as error:
-            self._outcomes[number] = error
+            item.error = error
 
-    def reply(self, fill: Fill, fail: Fail) -> pb.BatchAllocateRangesResponse:
+    def reply(self, record_failure: Callable[[Exception], Status]) -> pb.BatchAllocateRangesResponse:
         """Return the reply.
 
         A request that is not finished has an error, and so has one whose lease has expired.
+
+        Args:
+            record_failure: Records the error of a request, and returns its status.
         """
         reply = pb.BatchAllocateRangesResponse()
-        add = reply.results.add
-        for number, outcome in enumerate(self._outcomes):
-            result = add()
-            error: Exception
-            if isinstance(outcome, IdRange):
-                if fill(result.response, outcome):
-                    continue
-                self._burn(number, outcome, BurnCause.EXPIRED)
-                error = LeaseExpired(self._sequences[number])
-            elif outcome is None:
-                error = StoreUnavailable(
-                    f"sequence {self._sequences[number]!r} got no ids from the store before the deadline; try again"
-                )
-            else:
-                error = outcome
-            if isinstance(error, Refusal) and number in self._refunds:
-                self._refunds[number]()
-            fail(result, error)
+        for item in self._items:
+            result = reply.results.add()
+            item.answer(result.response, result.error, record_failure)
         return reply
-
-    def _burn(self, number: int, outcome: IdRange | Exception | None, cause: BurnCause) -> None:
-        if isinstance(outcome, IdRange):
-            self.allocator.burned.add(self._sequences[number], outcome.period, cause, outcome.id_count)

@@ -16,6 +16,7 @@ from idalloc_server.rpc.calls import CallLayer, Servicer, TransportTraits
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.rpc.items import DocIdSource, RangeSource
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
@@ -118,17 +119,17 @@ class RpcPort(Port):
             log_each=settings.log_level == "debug",
             traces=self._traces,
         )
+        ranges = RangeSource(
+            allocator,
+            issuers.request_ids,
+            doc_ids=issuers.doc_ids,
+            clock=self._clock,
+            max_ids=settings.max_ids_per_call,
+            node_id=issuers.start.node,
+        )
+        documents = DocIdSource(issuers.doc_ids, settings.max_ids_per_call)
         servicers: tuple[Servicer, ...] = (
-            IdAllocatorServicer(
-                allocator,
-                issuers.doc_ids,
-                self._clock,
-                settings.max_ids_per_call,
-                request_ids=issuers.request_ids,
-                uuids=issuers.uuids,
-                node_id=issuers.start.node,
-                record_failure=self.calls.record_failure,
-            ),
+            IdAllocatorServicer(ranges, documents, uuids=issuers.uuids, record_failure=self.calls.record_failure),
             SequencesServicer(issuers.sequences),
             NodeServicer(allocator, issuers.doc_ids, addresses["store"], node.changes, addresses.get("witness", "")),
         )

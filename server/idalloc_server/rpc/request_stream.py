@@ -3,22 +3,17 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.auth.call_types import AdmitStreamed, IdleStreamLeft, MessageStream, Refund
-from idalloc_server.domain.errors import (
-    InvalidRequest,
-    QuotaExceeded,
-    Refusal,
-    RequestIdBurned,
-    RequestIdReused,
-    StoreUnavailable,
-    Unauthenticated,
-)
+from idalloc_server.auth.call_types import AdmitStreamed, IdleStreamLeft, MessageStream
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.errors import InvalidRequest, QuotaExceeded, Refusal, StoreUnavailable, Unauthenticated
+from idalloc_server.rpc.items import DocIdItem, DocIdSource, Item, RangeItem, RangeSource
+from idalloc_server.rpc.status import Status
 
 # The most requests of a stream that are not answered, and their most bytes; more ends the stream.
 MAX_REQUESTS = 1_000
@@ -31,39 +26,14 @@ RETRY_SECONDS = 0.1
 MAX_TIMEOUT = 315_576_000_000
 
 
-class IdSource(Protocol):
-    """Takes ids for requests, and writes them into responses."""
-
-    max_ids: int  # the largest number of ids of a request
-
-    def take_now(self, request: pb.AllocateStreamRequest) -> Any:
-        """Take the ids of a request; None if it must wait for the store."""
-
-    def take(self, request: pb.AllocateStreamRequest) -> Awaitable[Any]:
-        """Take the ids of a request, waiting for the store."""
-
-    def fill(self, response: pb.AllocateStreamResponse, request: pb.AllocateStreamRequest, taken: Any) -> None:
-        """Fill a response with ids that were taken.
-
-        Raises:
-            LeaseExpired: The lease of the ids has expired meanwhile; they are burned, unless a
-                repeated request id may still get them.
-        """
-
-    def fill_error(self, response: pb.AllocateStreamResponse, error: Exception) -> None:
-        """Record the error of a request, and fill its response with the status."""
-
-    def burn(self, request: pb.AllocateStreamRequest, taken: Any) -> None:
-        """Burn ids that were taken and could not be written."""
-
-
-class _Answer(NamedTuple):
-    """The answer to a request, in the queue."""
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """An item in the queue."""
 
     request: pb.AllocateStreamRequest
-    refund: Refund | None  # refunds the ids of the request
+    item: Item
     id_count: int  # the ids that the request asks for
-    outcome: Any  # the ids, an error, or the task that returns either
+    task: asyncio.Task[None] | None  # issues its ids
 
 
 @dataclass(eq=False)
@@ -78,8 +48,11 @@ class RequestStream:
 
     messages: MessageStream
     admit: AdmitStreamed | None  # authorizes and charges each request
-    source: IdSource
-    _queue: deque[_Answer] = field(default_factory=deque, init=False)
+    ranges: RangeSource
+    documents: DocIdSource
+    _: KW_ONLY
+    record_failure: Callable[[Exception], Status]  # records the error of a request, and returns its status
+    _queue: deque[_Queued] = field(default_factory=deque, init=False)
     _unanswered: int = field(default=0, init=False)  # requests that were read
     _queued_ids: int = field(default=0, init=False)
     _queued_bytes: int = field(default=0, init=False)
@@ -123,64 +96,66 @@ class RequestStream:
         read_at = asyncio.get_running_loop().time()
         await share.shares.unanswered.take(share.caller)
         self._unanswered += 1
-        refund, outcome = await self._admit(request)
+        item: Item
+        if request.HasField(RangeItem.kind):
+            item = RangeItem(request.allocate_range, self.ranges)
+        else:
+            item = DocIdItem(request.generate_doc_id, self.documents)
+        await self._admit(request, item)
         is_first = self._writer is None
         if is_first:
-            await share.begin_turn()  # before the ids are taken: their lease may end while it waits
-        outcome = outcome or self._take(request)
-        if is_first and outcome is not None:
+            await share.begin_turn()  # before the ids are issued: their lease may end while it waits
+        is_issued = item.error is not None
+        if not is_issued:
+            try:
+                is_issued = item.issue_now()
+            except Exception as error:
+                item.error = error
+                is_issued = True
+        if is_first and is_issued:
             reader = self._reader
             self._reader = None
-            await self._write(request, refund, outcome)
+            await self._write(request, item)
             self._reader = reader
         if is_first:
             share.end_turn()
-        elif outcome is not None:
-            self._put(request, refund, outcome)
-        if outcome is None:
+        elif is_issued:
+            self._put(request, item, None)
+        if not is_issued:
             begun = asyncio.Event()
-            self._put(request, refund, asyncio.create_task(self._wait_for_ids(request, read_at, begun)))
+            self._put(request, item, asyncio.create_task(self._issue(request, item, read_at, begun)))
             await begun.wait()  # so that ids are in the order of requests
 
-    async def _admit(self, request: pb.AllocateStreamRequest) -> tuple[Refund | None, Exception | None]:
-        """Authorize and charge a request; return how to refund it, and its error if refused."""
-        refund: Refund | None = None
-        is_range = request.HasField("allocate_range")
-        wanted: Any = request.allocate_range if is_range else request.generate_doc_id
+    async def _admit(self, request: pb.AllocateStreamRequest, item: Item) -> None:
+        """Authorize and charge a request. Its item has the error if it is refused."""
+        id_count = item.request.id_count
+        max_ids = self.ranges.max_ids
+        most = MAX_IDS_FACTOR * max_ids
         has_timeout = request.HasField("timeout")
         seconds = request.timeout.seconds + request.timeout.nanos / 1e9 if has_timeout else math.inf
         try:
-            refund = self.admit and await self.admit(wanted.sequence if is_range else None, wanted.id_count, seconds)
-            most = MAX_IDS_FACTOR * self.source.max_ids
+            item.refund = self.admit and await self.admit(item.sequence, id_count, seconds)
             queued = self._queued_ids
-            if queued and wanted.id_count <= self.source.max_ids and queued + wanted.id_count > most:
+            if queued and id_count <= max_ids and queued + id_count > most:
                 raise QuotaExceeded("stream", "ids_without_answer", most, RETRY_SECONDS)
             if has_timeout:
                 _seconds_of(request)
+            if not request.HasField(item.kind):  # it has neither
+                raise InvalidRequest("request", "must have allocate_range or generate_doc_id")
         except Unauthenticated:
             raise
         except Exception as error:
-            return refund, error
-        return refund, None
+            item.error = error
 
-    def _take(self, request: pb.AllocateStreamRequest) -> Any:
-        """Return the ids of a request, or its error; None if it must wait."""
-        try:
-            return self.source.take_now(request)
-        except Exception as error:
-            return error
-
-    def _put(self, request: pb.AllocateStreamRequest, refund: Refund | None, outcome: Any) -> None:
-        """Put an answer into the queue.
+    def _put(self, request: pb.AllocateStreamRequest, item: Item, task: asyncio.Task[None] | None) -> None:
+        """Put an item into the queue.
 
         Raises:
             InvalidRequest: The queue is beyond its limits; the answer will be written.
         """
-        id_count = 0  # A request that failed may ask for any number.
-        if not isinstance(outcome, Exception):
-            wanted = request.allocate_range if request.HasField("allocate_range") else request.generate_doc_id
-            id_count = min(max(wanted.id_count, 1), self.source.max_ids)
-        self._queue.append(_Answer(request, refund, id_count, outcome))
+        # A request that failed may ask for any number.
+        id_count = 0 if item.error else min(max(item.request.id_count, 1), self.ranges.max_ids)
+        self._queue.append(_Queued(request, item, id_count, task))
         self._queued_ids += id_count
         self._queued_bytes += request.ByteSize()
         if self._writer is None:
@@ -191,8 +166,8 @@ class RequestStream:
                 "requests", f"at most {most} may be without an answer; read answers before you send more"
             )
 
-    async def _wait_for_ids(self, request: pb.AllocateStreamRequest, read_at: float, begun: asyncio.Event) -> Any:
-        """Return the ids of a request, or its error. Set ``begun`` once it waits for them."""
+    async def _issue(self, request: pb.AllocateStreamRequest, item: Item, read_at: float, begun: asyncio.Event) -> None:
+        """Issue the ids of an item, or keep its error. Set ``begun`` once it waits for them."""
         share = self.messages.share
         timeout = _seconds_of(request) if request.HasField("timeout") else None
         try:
@@ -200,15 +175,15 @@ class RequestStream:
                 await share.shares.store_waits.take(share.caller)
                 try:
                     begun.set()
-                    return self._take(request) or await self.source.take(request)
+                    await item.issue()
                 finally:
                     share.shares.store_waits.give_back(share.caller)
         except TimeoutError:
-            return StoreUnavailable(
+            item.error = StoreUnavailable(
                 f"the store did not answer within the request's timeout of {timeout:g} s; try again"
             )
         except Exception as error:
-            return error
+            item.error = error
         finally:
             begun.set()
 
@@ -217,14 +192,14 @@ class RequestStream:
         queue = self._queue
         try:
             while queue:
-                request, refund, id_count, outcome = queue[0]
-                if isinstance(outcome, asyncio.Task):
-                    outcome = await outcome
+                queued = queue[0]
+                if queued.task is not None:
+                    await queued.task
                 await self.messages.share.begin_turn()
                 queue.popleft()  # from here on `_write` burns the ids
-                self._queued_ids -= id_count
-                self._queued_bytes -= request.ByteSize()
-                await self._write(request, refund, outcome)
+                self._queued_ids -= queued.id_count
+                self._queued_bytes -= queued.request.ByteSize()
+                await self._write(queued.request, queued.item)
                 self.messages.share.end_turn()
         except BaseException:
             if self._reader is not None:
@@ -232,24 +207,16 @@ class RequestStream:
             raise
         self._writer = None
 
-    async def _write(self, request: pb.AllocateStreamRequest, refund: Refund | None, outcome: Any) -> None:
+    async def _write(self, request: pb.AllocateStreamRequest, item: Item) -> None:
         """Write the ids of a request, or its error; a failed write burns them."""
         response = pb.AllocateStreamResponse()
         response.number = request.number
-        try:
-            if isinstance(outcome, Exception):
-                raise outcome
-            self.source.fill(response, request, outcome)
-        except Exception as error:
-            # As a unary call: of these two, the call may have burned as many ids.
-            if refund and isinstance(error, Refusal) and not isinstance(error, RequestIdReused | RequestIdBurned):
-                refund()
-            self.source.fill_error(response, error)
+        item.answer(getattr(response, item.kind), response.error, self.record_failure)
         try:
             await self.messages.write(response)
         except BaseException:
             if not response.HasField("error"):
-                self.source.burn(request, outcome)
+                item.burn(BurnCause.CANCELLED)
             raise
         self._unanswered -= 1
         self.messages.share.shares.unanswered.give_back(self.messages.share.caller)
@@ -262,7 +229,7 @@ class RequestStream:
     async def _discard_queue(self) -> None:
         """End the tasks, and burn the ids of answers that were not written."""
         self._reader = None
-        tasks = [each.outcome for each in self._queue if isinstance(each.outcome, asyncio.Task)]
+        tasks = [queued.task for queued in self._queue if queued.task is not None]
         if self._writer is not None:
             tasks.append(self._writer)
         for task in tasks:
@@ -270,11 +237,8 @@ class RequestStream:
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            for request, _, _, outcome in self._queue:
-                if isinstance(outcome, asyncio.Task):
-                    outcome = outcome.result() if outcome.done() and not outcome.cancelled() else None
-                if outcome is not None and not isinstance(outcome, Exception):
-                    self.source.burn(request, outcome)
+            for queued in self._queue:
+                queued.item.burn(BurnCause.CANCELLED)
             share = self.messages.share
             share.end_turn()
             for _ in range(self._unanswered):
@@ -283,7 +247,8 @@ class RequestStream:
 
 def _seconds_of(request: pb.AllocateStreamRequest) -> float:
     """Return the timeout of a request in seconds."""
-    seconds, nanos = request.timeout.seconds, request.timeout.nanos
+    seconds = request.timeout.seconds
+    nanos = request.timeout.nanos
     if not (0 <= seconds <= MAX_TIMEOUT and 0 <= nanos < 1_000_000_000):
         raise InvalidRequest("timeout", f"must be a duration of 0 to {MAX_TIMEOUT} seconds")
     return float(seconds + nanos / 1e9)

@@ -9,9 +9,8 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.turns import Shares, StreamShare
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, ServerDraining
-from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.rpc import request_stream, status
-from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.rpc.items import DocIdSource, RangeSource
 from tests.support.exploration.scenario import Step
 from tests.support.exploration.world import World
 from tests.support.promises.checker import Request
@@ -112,19 +111,17 @@ class Stream:
     async def _serve(self) -> None:
         doc_ids = self._node.doc_ids
         assert doc_ids
-        servicer = IdAllocatorServicer(
+        ranges = RangeSource(
             self._node.allocator,
-            doc_ids,
-            self._node.clock,
-            self._max_ids,
             self._node.request_ids,
-            UuidGenerator(self._node.clock),
-            self._number,
-            _record_failure,
+            doc_ids=doc_ids,
+            clock=self._node.clock,
+            max_ids=self._max_ids,
+            node_id=self._number,
         )
-        context: Any = None  # is used for calls of other methods only
+        documents = DocIdSource(doc_ids, self._max_ids)
         try:
-            await servicer.AllocateStream(self, context, None)
+            await request_stream.RequestStream(self, None, ranges, documents, record_failure=_record_failure).serve()
         except ServerDraining:
             pass
         finally:
@@ -196,7 +193,7 @@ class Stream:
         return IdRange(ids.first_id, ids.id_count, ids.step, reply.generation, expires_at, sequence, reply.period)
 
 
-def _record_failure(method: str, error: Exception) -> status.Status:
+def _record_failure(error: Exception) -> status.Status:
     if not isinstance(error, Refusal):
         raise error
     return status.from_refusal(error)

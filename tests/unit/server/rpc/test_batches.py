@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.lease import IdRange
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
+from idalloc_server.domain.errors import Refusal
+from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.rpc.batches import RangeBatch
+from idalloc_server.rpc.items import RangeSource
+from idalloc_server.rpc.status import Status, from_refusal
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.sequence_allocators import CONFIG, make
 from tests.support.virtual_time import VirtualTimeLoop
@@ -22,6 +28,11 @@ ENDS = st.sampled_from(["reply", "deadline", "cancel"])
 Ids = list[tuple[str, int]]
 
 
+def _status(error: Exception) -> Status:
+    assert isinstance(error, Refusal)
+    return from_refusal(error)
+
+
 class Callers:
     """Calls of one allocator, and the ids that they got."""
 
@@ -30,6 +41,15 @@ class Callers:
         self.store = MemoryStore(clock)
         self.store.next("grant", *(Fault(delay=delay) for delay in delays))
         self.allocator = Allocator(self.store, clock, CONFIG)
+        start_timestamps = StartTimestamps(self.store, clock, prefix=0, holder="here:1", max_clock_skew=60.0)
+        self.source = RangeSource(
+            self.allocator,
+            IdempotentAllocator(self.allocator, self.store, clock, node="here:1", window=60.0, store_timeout=5.0),
+            doc_ids=DocIdGenerator(start_timestamps, StartTimestamp(0, 1)),
+            clock=clock,
+            max_ids=100,
+            node_id=1,
+        )
         self.issued: Ids = []
 
     async def call_one(self, name: str, count: int) -> None:
@@ -38,7 +58,7 @@ class Callers:
 
     async def call_many(self, requests: list[tuple[str, int]], end: str, turns: int) -> None:
         """Make a batch, and check that it has a result for each request."""
-        batch = RangeBatch(self.allocator, lambda sequence, ids: None, lambda request: request.id_count)
+        batch = RangeBatch(self.source, lambda sequence, ids: None)
         for name, count in requests:
             batch.add(pb.AllocateRangeRequest(sequence=name, id_count=count))
         waiting = asyncio.ensure_future(batch.wait(0.1 if end == "deadline" else None))
@@ -49,21 +69,15 @@ class Callers:
         [outcome] = await asyncio.gather(waiting, return_exceptions=True)
         if isinstance(outcome, asyncio.CancelledError):
             return
-        taken: list[IdRange] = []
-
-        def fill(response: pb.AllocateRangeResponse, each: IdRange) -> bool:
-            response.range.id_count = each.id_count
-            taken.append(each)
-            return True
-
-        reply = batch.reply(fill, lambda result, why: None)
+        reply = batch.reply(_status)
         assert len(reply.results) == len(requests)
-        names = [name for (name, _), each in zip(requests, reply.results, strict=True) if each.HasField("response")]
-        assert end == "deadline" or len(taken) == len(requests)
-        for name, each in zip(names, taken, strict=True):
-            self._receive(name, each)
+        for (name, _), result in zip(requests, reply.results, strict=True):
+            if result.HasField("response"):
+                self._receive(name, result.response.range)
+            else:
+                assert end == "deadline"
 
-    def _receive(self, name: str, taken: IdRange) -> None:
+    def _receive(self, name: str, taken: IdRange | pb.IdRange) -> None:
         self.issued += [(name, taken.first_id + n * taken.step) for n in range(taken.id_count)]
 
 
@@ -100,17 +114,12 @@ async def test_requests_from_the_lease_need_no_wait() -> None:
     make(callers.store, "a", Sequence(min_lease_size=100))
     for _ in range(2):  # a first grant is just what was requested
         await callers.call_one("a", 1)
-    batch = RangeBatch(callers.allocator, lambda sequence, ids: None, lambda request: request.id_count)
+    batch = RangeBatch(callers.source, lambda sequence, ids: None)
     tasks = asyncio.all_tasks()
     for _ in range(10):
         batch.add(pb.AllocateRangeRequest(sequence="a", id_count=1))
     with pytest.raises(StopIteration):
         batch.wait(None).send(None)
     assert asyncio.all_tasks() == tasks
-
-    def fill(response: pb.AllocateRangeResponse, each: IdRange) -> bool:
-        response.range.first_id = each.first_id
-        return True
-
-    reply = batch.reply(fill, lambda result, why: None)
+    reply = batch.reply(_status)
     assert [each.response.range.first_id for each in reply.results] == list(range(3, 13))
