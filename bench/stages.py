@@ -38,7 +38,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server import __main__ as server
 from idalloc_server.rpc import port
 from idalloc_server.rpc import server as rpc_server
-from idalloc_server.rpc.calls import CallLayer, Service
+from idalloc_server.rpc.calls import CallLayer, Service, decoder
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 
 _METHOD = IdAllocatorServicer.descriptor.methods_by_name["AllocateRange"]
@@ -174,7 +174,7 @@ def _handlers(layer: CallLayer, servicer: IdAllocatorServicer) -> dict[str, Hand
         return reply
 
     make, serialize = grpc.unary_unary_rpc_method_handler, pb.AllocateRangeResponse.SerializeToString
-    decode, surrounded = rpc_server._decoder(_METHOD), [surround(each) for each in (answer, check, allocate)]
+    decode, surrounded = decoder(_METHOD), [surround(each) for each in (answer, check, allocate)]
     made = [make(answer, pb.AllocateRangeRequest.FromString, serialize), make(answer, decode, serialize)]
     made += [make(each, decode, serialize) for each in surrounded]
     return dict(

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import grpc
 import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
@@ -45,6 +47,19 @@ _FieldReader = Callable[[Any], dict[str, Any]]
 _Observer = Callable[[Any, Context, str, float], None]
 
 _log = structlog.get_logger("idalloc.rpc")
+
+
+def decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
+    """Return a function that decodes a method's requests, or returns ``UNDECODABLE``."""
+    parse = GetMessageClass(method.input_type).FromString
+
+    def decode(content: bytes) -> Any:
+        try:
+            return parse(content)
+        except DecodeError:
+            return UNDECODABLE
+
+    return decode
 
 
 def undecodable_request() -> InvalidRequest:
@@ -159,16 +174,8 @@ class CallLayer:
         elif streams:
             inner = self._writing_replies(checked)
         fields_of = _field_reader(name, method)
-        call = self._surround(name, self.metrics.method(name), inner, self._observer(name, fields_of))
-        if self.traces is None:
-            return call
-        return self.traces.trace_call(name, call, fields_of, self.access_control.metadata_of)
-
-    def _observer(self, name: str, fields_of: _FieldReader) -> _Observer | None:
-        """Return a function to call at the end of each call, or None to save its time."""
-        log_each, traces = self.log_each, self.traces
-        if not log_each and traces is None:
-            return None
+        log_each = self.log_each
+        traces = self.traces
 
         def observe(request: Any, context: Context, code: str, seconds: float) -> None:
             if traces is not None:
@@ -177,7 +184,8 @@ class CallLayer:
                 caller = self.access_control.describe_caller(context)
                 _log.debug("call", method=name, code=code, ms=round(seconds * 1000, 3), **fields_of(request), **caller)
 
-        return observe
+        call = self._surround(name, self.metrics.method(name), inner, observe if log_each or traces else None)
+        return call if traces is None else traces.trace_call(name, call, fields_of, self.access_control.metadata_of)
 
     def _surround(
         self, name: str, calls: MethodCalls, handler: UnaryHandler, observe: _Observer | None
@@ -187,7 +195,8 @@ class CallLayer:
         async def call(request: Any, context: Context) -> Any:
             began = perf_counter()
             calls.started += 1
-            code, ended = "OK", 0.0
+            code = "OK"
+            ended = 0.0
             try:
                 if draining.has_begun or request is UNDECODABLE:
                     await self._refuse_unread(name, context)
@@ -196,7 +205,9 @@ class CallLayer:
                 return await handler(request, context)
             except asyncio.CancelledError as error:
                 code = "CANCELLED"
-                self._record_cancelled(name, error)
+                if not isinstance(error, IdleStreamLeft):
+                    why = "the caller cancelled the call, its deadline passed, or the server stopped"
+                    self.failed.add(name, "CANCELLED", "", why)
                 raise
             except Exception as error:
                 failure = self.record_failure(name, error)
@@ -212,11 +223,6 @@ class CallLayer:
                     observe(request, context, code, seconds)
 
         return call
-
-    def _record_cancelled(self, name: str, error: asyncio.CancelledError) -> None:
-        if not isinstance(error, IdleStreamLeft):
-            why = "the caller cancelled the call, its deadline passed, or the server stopped"
-            self.failed.add(name, "CANCELLED", "", why)
 
     async def _answer_failure(self, context: Context, error: Exception, failure: status.Status) -> NoReturn:
         if isinstance(error, Refusal) and error.wait and not self.draining.has_begun:

@@ -1,7 +1,5 @@
 """The RPCs of this server's own services, and their types as go-grpc-middleware names them."""
 
-from google.protobuf.descriptor import MethodDescriptor
-
 from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
 
 SERVICES = (
@@ -11,12 +9,14 @@ SERVICES = (
 )
 
 
-def _type_of(method: MethodDescriptor) -> str:
-    if method.client_streaming:
-        return "bidi_stream" if method.server_streaming else "client_stream"
-    return "server_stream" if method.server_streaming else "unary"
-
-
+_TYPES = {
+    (False, False): "unary",
+    (False, True): "server_stream",
+    (True, False): "client_stream",
+    (True, True): "bidi_stream",
+}
 METHOD_TYPES = {
-    f"/{service.full_name}/{method.name}": _type_of(method) for service in SERVICES for method in service.methods
+    f"/{service.full_name}/{method.name}": _TYPES[method.client_streaming, method.server_streaming]
+    for service in SERVICES
+    for method in service.methods
 }

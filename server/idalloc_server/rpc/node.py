@@ -30,7 +30,15 @@ class NodeServicer:
 
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
-        given = {field: getattr(request.node, field) for field in _fields_to_change(request)}
+        if not request.HasField("node"):
+            raise InvalidRequest("node", "must be set")
+        for path in request.update_mask.paths:
+            if path not in SETTINGS:
+                raise InvalidRequest("update_mask", f"must be one of {', '.join(SETTINGS)}, not {path!r}")
+        fields = list(request.update_mask.paths) or [field for field in SETTINGS if getattr(request.node, field)]
+        if not fields:
+            raise InvalidRequest("update_mask", "is empty, and node has no field set; to set prefix to 0, list it here")
+        given = {field: getattr(request.node, field) for field in fields}
         await self.changes.change(given, request.persist, context.time_remaining())
         return node_pb2.UpdateNodeResponse(node=self._node())
 
@@ -45,15 +53,3 @@ class NodeServicer:
             store_error=self.allocator.store_health.error,
             witness=self.witness,
         )
-
-
-def _fields_to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:
-    if not request.HasField("node"):
-        raise InvalidRequest("node", "must be set")
-    for path in request.update_mask.paths:
-        if path not in SETTINGS:
-            raise InvalidRequest("update_mask", f"must be one of {', '.join(SETTINGS)}, not {path!r}")
-    fields = list(request.update_mask.paths) or [field for field in SETTINGS if getattr(request.node, field)]
-    if not fields:
-        raise InvalidRequest("update_mask", "is empty, and node has no field set; to set prefix to 0, list it here")
-    return fields

@@ -108,7 +108,8 @@ class SequencesServicer:
                 break
             page.sequences.append(sequence)
         if last_name:
-            page.next_page_token = _make_page_token(request, last_name)
+            token = json.dumps([last_name, request.name_prefix, request.show_deleted])
+            page.next_page_token = base64.urlsafe_b64encode(token.encode()).decode()
         return page
 
     async def UpdateSequence(self, request: pb.UpdateSequenceRequest, context: Context) -> pb.UpdateSequenceResponse:
@@ -189,23 +190,14 @@ def _settings_of(sequence: pb.Sequence, fields: Iterable[str]) -> dict[str, Any]
         if field in _WITH_PRESENCE:
             given[field] = value if sequence.HasField(field) else None  # type: ignore[arg-type]
         elif field in _ENUMS:
-            given[field] = _enum(field, value)
+            name, kind = _ENUMS[field]
+            try:
+                given[field] = kind(value) if value else None
+            except ValueError:
+                raise InvalidRequest(field, f"{value} is not a value of {name}") from None
         else:
             given[field] = (dict(value) if field == "labels" else value) or None
     return given
-
-
-def _enum(field: str, value: int) -> Kind | Ordering | Reset | None:
-    name, kind = _ENUMS[field]
-    try:
-        return kind(value) if value else None
-    except ValueError:
-        raise InvalidRequest(field, f"{value} is not a value of {name}") from None
-
-
-def _make_page_token(request: pb.ListSequencesRequest, after: str) -> str:
-    text = json.dumps([after, request.name_prefix, request.show_deleted])
-    return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def _last_listed(request: pb.ListSequencesRequest) -> str:
@@ -228,10 +220,12 @@ def _last_listed(request: pb.ListSequencesRequest) -> str:
 
 def _to_reply(changed: ChangeResult) -> dict[str, Any]:
     """Return the fields that all replies to a change share."""
+    delay = Duration()
+    delay.FromMilliseconds(math.ceil(changed.effective_delay * 1000))
     return {
         "sequence": _to_message(changed.summary),
         "effective_time": _timestamp(changed.effective_at),
-        "effective_delay": _duration(changed.effective_delay),
+        "effective_delay": delay,
     }
 
 
@@ -265,12 +259,6 @@ def _to_message(summary: SequenceSummary) -> pb.Sequence:
         update_time=_timestamp(row.changed_at),
         delete_time=_timestamp(row.changed_at if row.deleted else None),
     )
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromMilliseconds(math.ceil(seconds * 1000))
-    return duration
 
 
 def _timestamp(seconds: float | None) -> Timestamp | None:

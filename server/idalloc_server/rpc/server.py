@@ -1,18 +1,16 @@
 """gRPC's server: the services that it serves, and the address that it binds."""
 
 import os
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Generator
 from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from idalloc_server.listen.reservation import cannot_bind
 from idalloc_server.listen.tls import Certificates
-from idalloc_server.rpc.calls import UNDECODABLE, Service
+from idalloc_server.rpc.calls import Service, decoder
 from idalloc_server.settings.address import unix_path
 
 # What a server raises when it writes a stream whose client has left: grpcio may raise it before it
@@ -57,22 +55,10 @@ def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) 
         handler = service.handlers[method.name]
         if not registered and not method.server_streaming:  # native makes the second check alone
             handler = CoroutineFunction(handler)
-        handlers[method.name] = make(handler, _decoder(method), serialize)
+        handlers[method.name] = make(handler, decoder(method), serialize)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
     if registered:
         server.add_registered_method_handlers(service.name, handlers)
-
-
-def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
-    parse = GetMessageClass(method.input_type).FromString
-
-    def decode(content: bytes) -> Any:
-        try:
-            return parse(content)
-        except DecodeError:
-            return UNDECODABLE
-
-    return decode
 
 
 def bind(server: grpc.aio.Server, listen: str, certificates: Certificates | None) -> str:

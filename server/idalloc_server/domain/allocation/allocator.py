@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
-from idalloc_server.domain.allocation.survey import CounterState, Survey, survey
+from idalloc_server.domain.allocation.survey import Survey, survey
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import ServerDraining, StoreUnavailable
 from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
@@ -50,16 +50,17 @@ class Allocator:
         self._allocation_config = allocation_config
         self._high_water_marks = HighWaterMarks(allocation_config.max_sequences)
         self._shared = SharedState(
-            store,
-            clock,
-            allocation_config,
-            self._high_water_marks,
-            self._drop_unknown,
-            lambda: self._is_closed,
-            random,
+            store=store,
+            clock=clock,
+            allocation_config=allocation_config,
+            high_water_marks=self._high_water_marks,
+            drop_unknown=self._drop_unknown,
+            is_closed=lambda: self._is_closed,
+            random=random,
         )
         self.refills = self._shared.refills  # the duration of refills by outcome
-        self.burned, self.store_health = self._shared.burned, self._shared.store_health
+        self.burned = self._shared.burned
+        self.store_health = self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
         self._is_closed = False
         # Counters of sequences that were removed from the dict above, but not closed yet, in the
@@ -94,22 +95,28 @@ class Allocator:
 
         The name of a counter is that of its row, see ``name_of_period``.
         """
-        rates = {name: self._rate(*name.partition(PERIOD_SEPARATOR)) for name in counters}
-        return {name: rate for name, rate in rates.items() if rate}
-
-    def _rate(self, sequence: str, _: str, period: str) -> float:
-        allocator = self._sequence_allocators.get(sequence)
-        counters = allocator.counters if allocator else []
-        return sum(counter.ids_per_second for counter in counters if counter.row.period == period)
+        rates: dict[str, float] = {}
+        for name in counters:
+            sequence, _, period = name.partition(PERIOD_SEPARATOR)
+            for counter in self._counters_of(sequence):
+                if counter.row.period == period and (rate := counter.ids_per_second):
+                    rates[name] = rate
+        return rates
 
     def pop_issued(self) -> Iterator[tuple[str, int]]:
-        """Yield each sequence with new ids, and how many they are; see ``IssuedIds.pop_new``."""
-        return self._shared.issued.pop_new(self._shared.clock.boot())
+        """Yield and remove the new ids of each sequence: a break of the loop loses none."""
+        issuing = self._shared.issuing
+        now = self._shared.clock.boot()
+        while issuing:
+            counter = issuing.pop()
+            ids = counter.new_ids
+            counter.new_ids = 0
+            counter.use.add(ids, counter.new_since, now)
+            yield counter.row.sequence, ids
 
     def ids_in_memory(self, sequence: str) -> int:
         """Return how many ids of a sequence, of all its periods, could be issued from memory."""
-        allocator = self._sequence_allocators.get(sequence)
-        return sum(each.state.ids_in_memory for each in allocator.counters) if allocator else 0
+        return sum(each.state.ids_in_memory for each in self._counters_of(sequence))
 
     @property
     def held_ids(self) -> int:
@@ -122,13 +129,11 @@ class Allocator:
 
     async def survey(self) -> Survey:
         """Return a survey of all sequences in use; the more there are, the longer it takes."""
-
-        def states_of(name: str) -> list[CounterState]:
-            allocator = self._sequence_allocators.get(name)
-            return [each.state for each in allocator.counters] if allocator else []
-
         names = list(self._sequence_allocators)
-        return await survey(names, states_of, self._shared.clock, self._allocation_config.lease_ttl)
+        lease_ttl = self._allocation_config.lease_ttl
+        return await survey(
+            names, lambda name: [each.state for each in self._counters_of(name)], self._shared.clock, lease_ttl
+        )
 
     def issue_now(self, sequence: str, count: int) -> IdRange | None:
         """Take ``count`` ids, at least 1, from memory; None if that needs the store."""
@@ -198,7 +203,14 @@ class Allocator:
         """Close the sequences that issued nothing since the last call."""
         names = list(self._sequence_allocators)
         for start in range(0, len(names), IDLE_CHECK_BATCH):
-            await self._return_leases_of(self._pop_idle(names[start : start + IDLE_CHECK_BATCH]))
+            idle: list[CounterAllocator] = []
+            for name in names[start : start + IDLE_CHECK_BATCH]:
+                if sequence_allocator := self._sequence_allocators.get(name):
+                    idle += sequence_allocator.pop_idle_periods()
+                    if sequence_allocator.is_idle():
+                        del self._sequence_allocators[name]
+                        idle += sequence_allocator.counters
+            await self._return_leases_of(idle)
             await asyncio.sleep(0)
 
     async def return_leases(self) -> None:
@@ -217,10 +229,15 @@ class Allocator:
         self._closing.update(dict.fromkeys(self._pop_all()))
         self._abandon_closing()
 
+    def _counters_of(self, sequence: str) -> list[CounterAllocator]:
+        allocator = self._sequence_allocators.get(sequence)
+        return allocator.counters if allocator else []
+
     def _pop_all(self) -> list[CounterAllocator]:
         self._is_closed = True
-        sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
-        return [counter for sequence_allocator in sequence_allocators for counter in sequence_allocator.counters]
+        counters = [counter for name in self._sequence_allocators for counter in self._counters_of(name)]
+        self._sequence_allocators = {}
+        return counters
 
     def _abandon_closing(self) -> None:
         while self._closing:
@@ -242,16 +259,6 @@ class Allocator:
         """Drop the allocator of a name without a mark: rejected names use no memory."""
         self._high_water_marks.cancel_admission(name)
         self._sequence_allocators.pop(name, None)
-
-    def _pop_idle(self, names: Iterable[str]) -> list[CounterAllocator]:
-        idle: list[CounterAllocator] = []
-        for name in names:
-            if sequence_allocator := self._sequence_allocators.get(name):
-                idle += sequence_allocator.pop_idle_periods()
-                if sequence_allocator.is_idle():
-                    del self._sequence_allocators[name]
-                    idle += sequence_allocator.counters
-        return idle
 
     async def _return_leases_of(self, counters: list[CounterAllocator]) -> None:
         closing = deque(counters)

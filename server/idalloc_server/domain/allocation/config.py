@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
-from idalloc_server.domain.allocation.issued import IssuedIds
+from idalloc_server.domain.allocation.issued import Issuer
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
@@ -32,6 +32,11 @@ class AllocationConfig:
     max_reserved_ids: int = 100_000_000
     max_sequences: int = 1_000_000  # the most sequences with a high-water mark
 
+    @property
+    def lease_ms(self) -> int:
+        """The TTL of a lease as rows have it, in milliseconds."""
+        return int(self.lease_ttl * 1000)
+
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
@@ -46,7 +51,8 @@ class SharedState:
     is_closed: Callable[[], bool]  # returns whether the allocator is closed: it starts no counter
     random: Callable[[int], bytes]  # returns random bytes of a given number
     burned: BurnedIds = field(default_factory=BurnedIds)
-    issued: IssuedIds = field(default_factory=IssuedIds)
+    # The counters with new ids: each adds itself when its ``new_ids`` leaves 0.
+    issuing: list[Issuer] = field(default_factory=list)
     # The duration of refills by outcome: ok, failed or exhausted.
     refills: dict[str, Timings] = field(default_factory=lambda: {name: Timings() for name in REFILL_OUTCOMES})
     # Whether the store works, by refills and failed calls.

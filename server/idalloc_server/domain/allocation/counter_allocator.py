@@ -292,7 +292,7 @@ class CounterAllocator:
         if count and not self.new_ids:
             self.new_since = now
             self.has_issued = True
-            self._shared.issued.issuing.append(self)
+            self._shared.issuing.append(self)
         self.new_ids += count
 
     def _review(self, now: float) -> None:

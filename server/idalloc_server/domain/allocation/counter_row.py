@@ -95,32 +95,33 @@ class CounterRow:
             SequenceReserved: The name is reserved.
             Refusal: As ``Store.grant``.
         """
+        shared = self._shared
+        kind = self.settings.kind
+        lease_ms = shared.allocation_config.lease_ms
         repeats = 0
         while True:
+            floor = shared.high_water_marks.floor(self.name)
+            if kind == Kind.COUNTER or not wanted:
+                call = shared.store.grant(self.name, wanted, lease_ms, floor, demand=demand)
+            else:
+                ahead = int(shared.allocation_config.max_clock_skew * kind.per_second)
+                now = int(shared.clock.wall() * kind.per_second)
+                call = shared.store.grant_timestamps(self.name, wanted, lease_ms, now=now, ahead=ahead, floor=floor)
             try:
-                grant = await self._within_timeout(self._granting(wanted, demand), wanted)
+                grant = await self._within_timeout(call, wanted)
             except (WitnessOvertaken, GrantLost):
                 repeats += 1
                 if repeats > _MAX_REPEATS:
                     raise
             except SequenceDeleted as refusal:
-                await self._check_reserved(refusal)
+                if not isinstance(refusal, StoreRetired):  # else the tombstone may reserve the name
+                    raise_if_reserved(await self._within_timeout(shared.store.get(self.sequence)))
                 raise
             except StoreWentBackwards as error:
                 self.burn(BurnCause.WENT_BACKWARDS, error.granted)
                 raise
             else:
                 return self._accept(grant)
-
-    def _granting(self, wanted: int, demand: Demand | None) -> Awaitable[Grant | None]:
-        """Return the store's call for a grant."""
-        shared, kind = self._shared, self.settings.kind
-        floor = shared.high_water_marks.floor(self.name)
-        if kind == Kind.COUNTER or not wanted:
-            return shared.store.grant(self.name, wanted, self._lease_ms, floor, demand)
-        ahead = int(shared.allocation_config.max_clock_skew * kind.per_second)
-        now = int(shared.clock.wall() * kind.per_second)
-        return shared.store.grant_timestamps(self.name, wanted, self._lease_ms, now, ahead, floor)
 
     async def create(self, wanted: int) -> Grant:
         """Create the row with default settings and grant ``wanted`` ids.
@@ -139,11 +140,23 @@ class CounterRow:
             raise SequenceNotFound(self.sequence, ", and auto_create_sequences is off: create it first")
         check_text("sequence", self.sequence)
         admit_creation.get()()
-        before, bound = _DEFAULTS.before_start, _DEFAULTS.bound
+        before = _DEFAULTS.before_start
+        bound = _DEFAULTS.bound
         granted = wanted if wanted <= bound - before else 0
-        generation, now = generation_after(_DEFAULTS, 0, self._shared.clock), self._shared.clock.wall()
+        generation = generation_after(_DEFAULTS, 0, self._shared.clock)
+        now = self._shared.clock.wall()
         token = FIRST_USE + self._shared.random(_TOKEN_BYTES).hex()
-        row = Row(self.name, before + granted, _DEFAULTS, generation, self._lease_ms, 0, token, now, now)
+        row = Row(
+            name=self.name,
+            last_value=before + granted,
+            sequence=_DEFAULTS,
+            generation=generation,
+            lease_ms=self._shared.allocation_config.lease_ms,
+            revision=0,
+            revised_by=token,
+            created_at=now,
+            changed_at=now,
+        )
         try:
             stored = await self._within_timeout(self._shared.store.create(row), granted)
         except WitnessOvertaken:
@@ -152,7 +165,15 @@ class CounterRow:
             return await self._grant_existing(wanted)
         left = bound - before - granted
         # The version is unknown, and 0 is the number of writes after the creation (``Lease.tail``).
-        grant = Grant(before + granted, granted, stored.sequence, left, generation, (0, 0, generation), writes=0)
+        grant = Grant(
+            last_value=before + granted,
+            granted=granted,
+            sequence=stored.sequence,
+            remaining=left,
+            generation=generation,
+            version=(0, 0, generation),
+            writes=0,
+        )
         self._accept(grant)
         self.created = True
         return grant
@@ -165,10 +186,6 @@ class CounterRow:
         """Give an unused tail back; see ``Store.give_back``."""
         return await self._within_timeout(self._shared.store.give_back(self.name, count, version))
 
-    @property
-    def _lease_ms(self) -> int:
-        return int(self._shared.allocation_config.lease_ttl * 1000)
-
     async def _grant_existing(self, wanted: int) -> Grant:
         grant = await self.grant(wanted)
         if grant is None:
@@ -180,22 +197,15 @@ class CounterRow:
         shared = self._shared
         self.outcome_unknown = False
         shared.store_health.record_success()
-        if grant is None:
-            if self.name in shared.high_water_marks:
-                raise shared.high_water_marks.missing_row_error(self.name)
-            return None
         try:
             shared.high_water_marks.update(self.name, grant)
         except StoreWentBackwards:
-            self.burn(BurnCause.WENT_BACKWARDS, grant.granted)
+            self.burn(BurnCause.WENT_BACKWARDS, grant.granted if grant else 0)
             raise
-        self.settings, self.generation = grant.sequence, grant.generation
+        if grant is not None:
+            self.settings = grant.sequence
+            self.generation = grant.generation
         return grant
-
-    async def _check_reserved(self, refusal: SequenceDeleted) -> None:
-        """Raise SequenceReserved if the tombstone of the sequence reserves its name."""
-        if not isinstance(refusal, StoreRetired):
-            raise_if_reserved(await self._within_timeout(self._shared.store.get(self.sequence)))
 
     async def _within_timeout(self, call: Awaitable[_T], requested: int = 0) -> _T:
         """Await a call that requests ids.
@@ -234,23 +244,21 @@ class PeriodRow(CounterRow):
         self._opened_generation = 0
 
     async def grant(self, wanted: int, demand: Demand | None = None) -> Grant | None:
-        """See ``CounterRow.grant``."""
         await self._open()
         return await super().grant(wanted, demand)
 
     async def create(self, wanted: int) -> Grant:
-        """See ``CounterRow.create``; the settings are those of the sequence."""
         self._opened_generation = 0
         return await self._grant_existing(wanted)
 
     async def read(self) -> Row | None:
-        """See ``CounterRow.read``."""
         await self._open()
         return await super().read()
 
     async def _open(self) -> None:
         """Create the row or move it to the sequence's generation, unless it was seen there."""
-        generation, settings = self._sequence_row.generation, self._sequence_row.settings
+        generation = self._sequence_row.generation
+        settings = self._sequence_row.settings
         if max(self._opened_generation, self._shared.high_water_marks.generation(self.name)) < generation:
             call = self._shared.store.open_period(self.name, settings, settings.before_start, generation)
             await self._within_timeout(call)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, counts_ids, name_of_period
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, counts_ids, name_of_period
 from idalloc_server.domain.store.records import NO_FLOOR, Grant, GrantFloor, Row
 
 # A warning is logged at this share of max_sequences.
@@ -84,15 +84,19 @@ class HighWaterMarks:
         """Reverse ``admit`` for a sequence without a mark."""
         self._admitted.discard(sequence)
 
-    def update(self, name: str, grant: Grant) -> None:
-        """Move the mark to the result of a write.
+    def update(self, name: str, grant: Grant | None) -> None:
+        """Move the mark to the result of a write; None if there is no row.
 
         Raises:
             StoreWentBackwards: Before the write the row was behind the mark, or it belongs to
-                another sequence. The mark stays.
+                another sequence, or is missing. The mark stays.
         """
         mark = self._marks.get(name)
-        fixed_settings = _fixed_settings_of(grant.sequence)
+        if grant is None:
+            if mark is not None:
+                raise self._backwards_error(name, "no such row")
+            return
+        fixed_settings = _fixed_settings(grant.sequence.step > 0, grant.sequence.kind, grant.sequence.reset)
         if mark is not None:
             if fixed_settings == mark.fixed_settings:
                 is_behind = counts_ids(name, fixed_settings.reset) and mark.is_past(grant.value_before)
@@ -101,8 +105,11 @@ class HighWaterMarks:
             if is_behind or grant.generation < mark.generation:
                 found = f"value {grant.value_before} in generation {grant.generation}"
                 raise self._backwards_error(name, found + _differences(mark.fixed_settings, fixed_settings))
-        else:
-            self._count_sequence(name)
+        elif PERIOD_SEPARATOR not in name:
+            self._admitted.discard(name)
+            self._sequence_count += 1
+            if self._sequence_count == self._warn_at:  # true once, since no sequence's mark is removed
+                _log.warning("many_sequences", sequences=self._sequence_count, max_sequences=self._max_sequences)
         self._marks[name] = _HighWaterMark(grant.generation, grant.last_value, fixed_settings)
 
     def floor(self, name: str) -> GrantFloor:
@@ -115,10 +122,6 @@ class HighWaterMarks:
         if mark.fixed_settings.counts_up:
             return GrantFloor(mark.generation, least=mark.value)
         return GrantFloor(mark.generation, most=mark.value)
-
-    def missing_row_error(self, name: str) -> StoreWentBackwards:
-        """Return the error for a counter with a mark and without a row."""
-        return self._backwards_error(name, "no such row")
 
     def accept(self, row: Row | None) -> bool:
         """Return whether an operator has repaired a sequence that was behind its mark.
@@ -134,7 +137,7 @@ class HighWaterMarks:
             return True
         if row.generation <= mark.generation:
             return False
-        fixed_settings = _fixed_settings_of(row.sequence)
+        fixed_settings = _fixed_settings(row.sequence.step > 0, row.sequence.kind, row.sequence.reset)
         if fixed_settings == mark.fixed_settings:
             return not (counts_ids(row.name, fixed_settings.reset) and mark.is_past(row.last_value))
         accepted = row.revision > 0 or _is_newer_period(row.name, row.generation, mark)
@@ -177,15 +180,6 @@ class HighWaterMarks:
         if mark is not None and (mark.generation, mark.value) == (generation, end):
             self._marks[name] = mark._replace(value=value)
 
-    def _count_sequence(self, name: str) -> None:
-        """Count a sequence that got its first mark; warn once if there are many."""
-        if PERIOD_SEPARATOR in name:
-            return
-        self._admitted.discard(name)
-        self._sequence_count += 1
-        if self._sequence_count == self._warn_at:  # true once, since no sequence's mark is removed
-            _log.warning("many_sequences", sequences=self._sequence_count, max_sequences=self._max_sequences)
-
     def _backwards_error(self, name: str, found: str) -> StoreWentBackwards:
         mark = self._marks[name]
         sequence, _, period = name.partition(PERIOD_SEPARATOR)
@@ -199,12 +193,8 @@ def _is_newer_period(name: str, generation: int, mark: _HighWaterMark) -> bool:
     return PERIOD_SEPARATOR in name and generation > mark.generation
 
 
-def _fixed_settings_of(sequence: Sequence) -> _FixedSettings:
-    return _shared_fixed_settings(sequence.step > 0, sequence.kind, sequence.reset)
-
-
 @cache
-def _shared_fixed_settings(counts_up: bool, kind: Kind, reset: Reset) -> _FixedSettings:
+def _fixed_settings(counts_up: bool, kind: Kind, reset: Reset) -> _FixedSettings:
     """Return one object for all high-water marks with the same settings, to save memory."""
     return _FixedSettings(counts_up, kind, reset)
 

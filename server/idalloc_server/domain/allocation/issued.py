@@ -1,6 +1,5 @@
-"""Issued ids by sequence: a call only adds to a number, and a sample makes a rate of it."""
+"""Issued ids by counter: a call only adds to a number, and a sample makes a rate of it."""
 
-from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 # A rate covers the last minute, or the time since the first id if that is shorter. Before the
@@ -68,22 +67,3 @@ class Issuer(Protocol):
     def row(self) -> _Row:
         """The counter's row, which has the sequence's name."""
         ...
-
-
-class IssuedIds:
-    """The issuers with new ids."""
-
-    def __init__(self) -> None:
-        # Each issuer adds itself when its ``new_ids`` leaves 0.
-        self.issuing: list[Issuer] = []
-
-    def pop_new(self, now: float) -> Iterator[tuple[str, int]]:
-        """Yield and remove the new ids of each sequence: a break of the loop loses none.
-
-        ``now`` is the time in ``Clock.boot`` seconds.
-        """
-        while self.issuing:
-            issuer = self.issuing.pop()
-            ids, issuer.new_ids = issuer.new_ids, 0
-            issuer.use.add(ids, issuer.new_since, now)
-            yield issuer.row.sequence, ids

@@ -122,7 +122,8 @@ class Lease:
 
         Unless the lease is empty, ``grant.generation`` must be its generation.
         """
-        step, value_before = grant.sequence.step, grant.value_before
+        step = grant.sequence.step
+        value_before = grant.value_before
         self.generation = grant.generation
         self.sequence = grant.sequence
         self.expires_at = expires_at

@@ -99,8 +99,8 @@ class Reserve:
 
     def demand_to_write(self, left: int, now: float, clock: Clock) -> Demand | None:
         """Return the demand for nodes that start; None if the row keeps a larger one."""
-        own, stored = self.demand(left, now, clock.wall()), self.demand_in_row
-        if own and stored and own.rate < SHARE * stored.rate:
+        own = self.demand(left, now, clock.wall())
+        if own and (stored := self.demand_in_row) and own.rate < SHARE * stored.rate:
             return None if stored.is_current(clock.wall(), SHARE * self._config.lease_ttl) else own
         return own
 
@@ -153,9 +153,10 @@ class Reserve:
 
     def _target(self, left: int, now: float, requested: int = 0) -> int:
         """Return how many usable ids to hold; 0 before the second call."""
-        rate, seconds = self._rate(left, now, requested), max(self._config.outage_reserve, REVIEW_SECONDS)
-        largest = max(self.largest_call, requested)
-        return int(GENEROSITY * seconds * rate) + LARGEST_CALLS * largest if rate else 0
+        if rate := self._rate(left, now, requested):
+            seconds = max(self._config.outage_reserve, REVIEW_SECONDS)
+            return int(GENEROSITY * seconds * rate) + LARGEST_CALLS * max(self.largest_call, requested)
+        return 0
 
     def _rate(self, left: int, now: float, requested: int = 0) -> float:
         """Return the ids a second of calls that were made, are ``requested``, or are expected."""

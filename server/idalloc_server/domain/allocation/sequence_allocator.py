@@ -98,7 +98,11 @@ class SequenceAllocator:
                 proof = await self._own.issue(count)
             if proof.id_count:  # without a reset
                 return proof
-            counter = self._current_counter(proof)
+            if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
+                self._reset = proof.sequence.reset
+                self._until = -math.inf
+                self._check_at = -math.inf
+            counter = self._counter_of(self._current_period(proof), self._since, proof)
             if counter.generation > proof.generation:
                 await self._renew_proof_of(counter.generation)
                 continue
@@ -159,7 +163,8 @@ class SequenceAllocator:
         """Find the current period, and open the next one in time."""
         if not self._since <= wall < self._until:
             self._period = period_at(proof.sequence, wall)
-            self._since, self._until = wall, period_end(proof.sequence, wall)
+            self._since = wall
+            self._until = period_end(proof.sequence, wall)
             share = int.from_bytes(self._shared.random(2)) / 2**16
             lead = _SHORTEST_LEAD + (_LONGEST_LEAD - _SHORTEST_LEAD) * share
             self._open_at = self._until - lead * self._shared.allocation_config.outage_reserve
@@ -172,14 +177,11 @@ class SequenceAllocator:
             self._next_period = period_at(proof.sequence, self._until)
             self._counter_of(self._next_period, self._until, proof).expect(demand)
 
-    def _current_counter(self, proof: IdRange) -> CounterAllocator:
-        """Return the current period's counter, without ids of generations before the proof's."""
-        if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
-            self._reset, self._until, self._check_at = proof.sequence.reset, -math.inf, -math.inf
-        return self._counter_of(self._current_period(proof), self._since, proof)
-
     def _counter_of(self, period: str, wall: float, proof: IdRange) -> CounterAllocator:
-        """Return a period's counter in the same way; ``wall`` is a moment in the period."""
+        """Return a period's counter, without ids of generations before the proof's.
+
+        ``wall`` is a moment in the period.
+        """
         counter = self._periods.get(period)
         if counter is None:
             if self._shared.is_closed():
@@ -229,7 +231,14 @@ class SequenceAllocator:
             if row is not None and not row.deleted and row.generation < generation:
                 by = f"catch up with generation {generation}"
                 newer = generation_after(row.sequence, generation, self._clock)
-                change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, newer)
+                change = Revision(
+                    row.sequence,
+                    row.sequence.before_start,
+                    by=by,
+                    at=self._clock.wall(),
+                    ends_leases=True,
+                    generation=newer,
+                )
                 await store.revise(self._name, row.revision, change)
 
         # The caller may leave, but all callers of the sequence need it.

@@ -86,7 +86,8 @@ async def survey(
     leases = behind = late = 0
     nearest: list[tuple[float, str]] = []  # a heap, with the longest time first
     for number, name in enumerate(names, start=1):
-        states, now = states_of(name), clock.boot()
+        states = states_of(name)
+        now = clock.boot()
         leases += any(each.has_lease for each in states)
         behind += any(each.is_behind for each in states)
         late += any(each.is_renewal_late(now, lease_ttl) for each in states)

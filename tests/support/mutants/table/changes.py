@@ -7,10 +7,10 @@ SERVICE = Place("P5", "idalloc_server.domain.administration.service")
 GENERATIONS = Place("P5", "idalloc_server.domain.generations")
 
 MUTANTS = (
-    Place("P5", "idalloc_server.domain.allocation.counter_row").mutant(
+    Place("P5", "idalloc_server.domain.allocation.config").mutant(
         "life-not-written-to-the-row",
         "a grant does not write the life of its lease into the row",
-        Edit("CounterRow._lease_ms", "int(self._shared.allocation_config.lease_ttl * 1000)", "0"),
+        Edit("AllocationConfig.lease_ms", "int(self.lease_ttl * 1000)", "0"),
         scenarios=("advance-lease",),
     ),
     SERVICE.mutant(

@@ -61,7 +61,7 @@ MUTANTS = (
         "timestamps-too-far-ahead",
         "timestamps may be twice as far ahead of the clock as max_clock_skew allows",
         Edit(
-            "CounterRow._granting",
+            "CounterRow.grant",
             "int(shared.allocation_config.max_clock_skew * kind.per_second)",
             "int(2 * shared.allocation_config.max_clock_skew * kind.per_second)",
         ),
@@ -110,7 +110,7 @@ MUTANTS = (
     Place("P9", ROW).mutant(
         "burned-backwards-not-counted",
         "ids granted by a store that went backwards are not counted",
-        Edit("CounterRow._accept", "self.burn(BurnCause.WENT_BACKWARDS, grant.granted)", "None"),
+        Edit("CounterRow._accept", "self.burn(BurnCause.WENT_BACKWARDS, grant.granted if grant else 0)", "None"),
         scenarios=("restore-empty",),
     ),
 )

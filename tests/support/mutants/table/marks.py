@@ -58,7 +58,7 @@ MUTANTS = (
         "mark-dropped-with-its-allocator",
         "the mark of a sequence is dropped when the sequence is idle",
         Edit(
-            "Allocator._pop_idle",
+            "Allocator.check_idle_sequences",
             "del self._sequence_allocators[name]",
             "del self._sequence_allocators[name]\nself._high_water_marks._marks.pop(name, None)",
         ),
@@ -105,13 +105,13 @@ MUTANTS = (
     ROW.mutant(
         "grant-without-a-floor",
         "a store that is behind is not asked to keep its counter",
-        Edit("CounterRow._granting", "shared.high_water_marks.floor(self.name)", "shared.high_water_marks.floor('')"),
+        Edit("CounterRow.grant", "shared.high_water_marks.floor(self.name)", "shared.high_water_marks.floor('')"),
         scenarios=("restore",),
     ),
     ROW.mutant(
         "known-name-is-created-again",
         "a sequence that the process has seen is created again when its row is missing",
-        Edit("CounterRow._accept", "raise shared.high_water_marks.missing_row_error(self.name)", "pass"),
+        Edit("HighWaterMarks.update", "raise self._backwards_error(name, 'no such row')", "pass"),
         scenarios=("restore-empty",),
     ),
     Place("P3", COUNTER).mutant(
