@@ -108,7 +108,7 @@ MUTANTS = (
         Edit("CounterRow.grant", "shared.high_water_marks.floor(self.name)", "shared.high_water_marks.floor('')"),
         scenarios=("restore",),
     ),
-    ROW.mutant(
+    MARKS.mutant(
         "known-name-is-created-again",
         "a sequence that the process has seen is created again when its row is missing",
         Edit("HighWaterMarks.update", "raise self._backwards_error(name, 'no such row')", "pass"),

@@ -34,7 +34,7 @@ MUTANTS = (
     RESERVE.mutant(
         "no-largest-calls",
         "a node that was called rarely holds no ids for its largest calls",
-        Edit("Reserve._target", "LARGEST_CALLS * largest", "0"),
+        Edit("Reserve._target", "LARGEST_CALLS * max(self.largest_call, requested)", "0"),
         unexplored=UNEXPLORED,
     ),
     RESERVE.mutant(
