@@ -76,7 +76,7 @@ lint: .venv/ready ## conflict markers, ruff, import-linter, words, sizes, waits 
 	$(bin)/ruff format --check --quiet
 	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
 	$(bin)/python scripts/lint_words.py
-	$(bin)/python scripts/lint_sizes.py
+	$(bin)/python scripts/lint_grain.py
 	$(bin)/python -m scripts.lint_docstrings
 	$(bin)/python scripts/lint_waits.py
 	$(bin)/buf lint protos

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.lint_sizes import source_files
+from scripts.lint_grain import source_files
 
 _REFERENCE = re.compile(r"``(\w+)``")
 

@@ -28,7 +28,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import grpc
-from lint_sizes import MAX_FUNCTION_LINES, SOURCES, findings, line_count, source_files
+from lint_grain import MAX_FUNCTION_LINES, SOURCES, findings, line_count, source_files
 
 from idalloc.v1 import (
     id_allocator_pb2,

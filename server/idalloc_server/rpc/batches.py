@@ -15,7 +15,8 @@ from idalloc_server.rpc.status import Status
 MAX_BATCH_REQUESTS = 1_000
 # How long before the deadline of the call its unfinished requests are answered, so that the reply
 # arrives in time; at most a share of the time that the call has.
-REPLY_SECONDS, REPLY_SHARE = 0.05, 0.25
+REPLY_SECONDS = 0.05
+REPLY_SHARE = 0.25
 
 
 @dataclass(eq=False, slots=True)

@@ -64,7 +64,8 @@ class Draining:
         Raises:
             ServerDraining: Calls are rejected.
         """
-        incoming, readers = aiter(requests), self._readers
+        incoming = aiter(requests)
+        readers = self._readers
         reader: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
         while True:
             if self.rejects:

@@ -131,7 +131,13 @@ class RpcPort(Port):
         servicers: tuple[Servicer, ...] = (
             IdAllocatorServicer(ranges, documents, uuids=issuers.uuids, record_failure=self.calls.record_failure),
             SequencesServicer(issuers.sequences),
-            NodeServicer(allocator, issuers.doc_ids, addresses["store"], node.changes, addresses.get("witness", "")),
+            NodeServicer(
+                allocator,
+                issuers.doc_ids,
+                store=addresses["store"],
+                changes=node.changes,
+                witness=addresses.get("witness", ""),
+            ),
         )
         names = [each.descriptor.full_name for each in servicers]
         self.health = HealthServicer(names, access_control.certificates, access_control.peer_of)

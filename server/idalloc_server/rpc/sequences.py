@@ -132,7 +132,9 @@ class SequencesServicer:
         change_token = self._change_token(request, request.request_id)
         if not request.HasField("past"):
             raise InvalidRequest("past", "must be set, even if it is 0")
-        changed = await self.service.advance(request.name, request.past, request.period, request.etag, change_token)
+        changed = await self.service.advance(
+            request.name, request.past, request.period, etag=request.etag, change_token=change_token
+        )
         return pb.AdvanceSequenceResponse(**_to_reply(changed))
 
     async def ParseId(self, request: pb.ParseIdRequest, context: Context) -> pb.ParseIdResponse:
@@ -210,7 +212,8 @@ def _last_listed(request: pb.ListSequencesRequest) -> str:
         if not after.encode():
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
-        after, other = "", []
+        after = ""
+        other = []
     if len(other) != 2:
         raise InvalidRequest("page_token", "must be the next_page_token of a reply")
     if other != [request.name_prefix, request.show_deleted]:

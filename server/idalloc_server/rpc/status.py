@@ -46,7 +46,8 @@ def from_refusal(refusal: Refusal) -> Status:
         soon = refusal.retry_after <= LONGEST_PUSHBACK_SECONDS
         trailers.append((PUSHBACK, str(milliseconds if soon else -1)))
     info = error_details_pb2.ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata)
-    code, message = grpc.StatusCode[refusal.status], str(refusal)
+    code = grpc.StatusCode[refusal.status]
+    message = str(refusal)
     status = status_pb2.Status(code=code.value[0], message=message)
     for detail in (info, *details):
         status.details.add().Pack(detail)

@@ -55,5 +55,5 @@ class BurnedIds:
     def pop_new(self) -> Iterator[Burn]:
         """Yield and remove the new counts, one by one: a break of the loop loses none."""
         while self._new:
-            key, count = self._new.popitem()
-            yield Burn(*key, count)
+            (sequence, period, cause), count = self._new.popitem()
+            yield Burn(sequence, period, cause, count)

@@ -72,11 +72,12 @@ class CounterRow:
         ``left`` is the number of ids left, in memory and in the store; ``largest`` is the largest
         contiguous range of a counter.
         """
-        name, settings, clock = self.sequence, self.settings, self._shared.clock
+        name = self.sequence
+        settings = self.settings
         if settings.kind == Kind.COUNTER:
             return SequenceExhausted(name, count, left, largest)
         # Timestamps continue from the clock, regardless of the counter.
-        now = int(clock.wall() * settings.kind.per_second)
+        now = int(self._shared.clock.wall() * settings.kind.per_second)
         value = max(settings.max_value - left, now - 1)
         if value + count > settings.max_value:
             left = max(0, settings.max_value - value)

@@ -4,7 +4,8 @@ from typing import NamedTuple, Protocol
 
 # A rate covers the last minute, or the time since the first id if that is shorter. Before the
 # second time has passed, a few calls would look like a huge rate.
-WINDOW_SECONDS, MIN_SECONDS = 60.0, 5.0
+WINDOW_SECONDS = 60.0
+MIN_SECONDS = 5.0
 # The ids of this long are counted together, as if they were issued evenly.
 PART_SECONDS = 10.0
 

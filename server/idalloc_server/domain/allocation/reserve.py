@@ -9,15 +9,16 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.records import Demand
 
-# A counter in use holds what its callers use in this many times ``outage_reserve``, and this many
-# of their largest calls.
-GENEROSITY, LARGEST_CALLS = 3, 2
+# A counter in use holds the use of this many ``outage_reserve``, and this many largest calls.
+GENEROSITY = 3
+LARGEST_CALLS = 2
 # A refill is due when less than this share is left. A demand replaces a current one in the row from
 # this share of its rate on.
 SHARE = 2 / 3
 # The rate is the larger of those of the last ``outage_reserve`` and of this many last seconds. A
 # counter that is younger than the second number counts as that old.
-RECENT_SECONDS, MIN_SECONDS = 5.0, 2.0
+RECENT_SECONDS = 5.0
+MIN_SECONDS = 2.0
 # The ids left are compared with the rate at least this often, while calls come.
 REVIEW_SECONDS = 1.0
 # No node prefetches more than one part in this many of the ids that a sequence has left.
@@ -42,9 +43,8 @@ class Reserve:
     review_at: float = math.inf  # when to compare the ids left with the rate again
     demand_in_row: Demand | None = None  # what the row had after the last write
     limited_by: str = ""  # one of ``LIMITS`` if the last prefetch was limited, else empty
-    # The ids left after the last write or review, and the ids issued until then.
-    _left: int = 0
-    _issued: int = 0
+    _left: int = 0  # the ids left after the last write or review
+    _issued: int = 0  # the ids issued until then
     _waiting: int = 0  # the ids that callers wait for, who get them right after the write
     # The ids issued until moments of the last ``outage_reserve``, most in ``RECENT_SECONDS``.
     _samples: tuple[tuple[float, int], ...] = ()  # takes less memory than a list

@@ -19,7 +19,8 @@ from idalloc_server.domain.store.records import Revision
 
 # A node opens the next period's counter this many times outage_reserve before the period, at a
 # moment of its own.
-_LONGEST_LEAD, _SHORTEST_LEAD = 3, 2
+_LONGEST_LEAD = 3
+_SHORTEST_LEAD = 2
 # The interval, in seconds, at which the next period is checked from then on.
 _CHECK_SECONDS = 1.0
 # How often ids are issued while the sequence's generation changes, before the call fails.
@@ -190,7 +191,7 @@ class SequenceAllocator:
             counter = self._periods[period] = CounterAllocator(row, self._shared)
             now = self._clock.boot()
             ends_at = now + period_end(proof.sequence, wall) - self._clock.wall()
-            self._shared.high_water_marks.begin_period(self._name, period, now, ends_at, self._periods)
+            self._shared.high_water_marks.begin_period(self._name, period, now=now, ends_at=ends_at, used=self._periods)
         if counter.generation < proof.generation:
             counter.drop(BurnCause.GENERATION)
             if period == self._next_period and not counter.has_issued:
