@@ -27,7 +27,7 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.sequences.model import Kind
-from idalloc_server.domain.store.records import Demand, Grant
+from idalloc_server.domain.store.records import Demand
 
 # A failed renewal is retried after this time.
 RENEW_RETRY_SECONDS = 1.0
@@ -135,7 +135,7 @@ class CounterAllocator:
     @property
     def reserve_seconds(self) -> float | None:
         """How many seconds the reserve lasts at the present rate; None without reserve or rate."""
-        if self.row.settings.is_rising or self.row.has_reset or not self._writes:
+        if self.row.is_rising or self.row.has_reset or not self._writes:
             return None
         return self._reserve.seconds_left(self._lease.left, self._clock.boot())
 
@@ -343,11 +343,17 @@ class CounterAllocator:
                 self._has_failed = outcome == FAILED
                 self._shared.refills[outcome].observe(self._clock.boot() - began)
             self._refill_task = None
-            self._continue_after_refill()
+            if self._waiting:
+                self._start_refill()
+            elif self._expects_calls:
+                self._review(self._clock.boot())
+            elif not self._writes and self.row.name not in self._shared.high_water_marks and not self._behind:
+                self._shared.drop_unknown(self.row.name)
 
     async def _refill(self) -> str:
         """Request what waiters and reserve need, answer the waiters, and return the outcome."""
         clock = self._clock
+        lease_ttl = self._shared.allocation_config.lease_ttl
         waiting = len(self._waiting)
         was_counter = self.row.settings.kind == Kind.COUNTER
         sent_at = clock.boot()
@@ -359,9 +365,24 @@ class CounterAllocator:
             sent_at = clock.boot()
             wanted = self._wanted(sent_at)  # more callers may wait by now
             grant = await self.row.create(wanted)
-        self._add(grant, sent_at)
-        is_rising = grant.sequence.is_rising
-        is_counter = grant.sequence.kind == Kind.COUNTER
+        sequence = grant.sequence
+        is_rising = self.row.is_rising
+        is_counter = sequence.kind == Kind.COUNTER
+        if is_rising or grant.generation != self._lease.generation or sequence.step != self._lease.step:
+            self.drop(BurnCause.GENERATION)
+        now = clock.boot()
+        before = self._lease.left
+        # The TTL starts before the store call: the store may have granted at any time since (P4).
+        self._lease.add(grant, expires_at=sent_at + lease_ttl)
+        self._reserve.record_refill(self._lease, before, now)
+        self._renew_at = sent_at + lease_ttl / 3
+        self._refilled_at = sent_at
+        self._refill_at = min(self._renew_at, self._reserve.review_at)
+        self._remaining = grant.remaining
+        self._reserve.demand_in_row = grant.demand
+        self._writes += 1
+        if self._writes == 1 and not is_rising:
+            self._expects_calls = self._reserve.adopt_demand(now, clock.wall())
         if wanted and was_counter != is_counter:
             return OK  # Nothing was granted. The next refill knows the kind.
         serve = self._serve if grant.granted >= wanted else self._serve_at_bound
@@ -370,27 +391,6 @@ class CounterAllocator:
         if is_rising and self._lease.left:
             await self._return_tail()
         return EXHAUSTED if grant.granted < wanted and not grant.remaining and is_counter else OK
-
-    def _add(self, grant: Grant, sent_at: float) -> None:
-        """Add the ids of a grant whose call was sent at ``sent_at``, and renew the lease."""
-        sequence = grant.sequence
-        if (grant.generation, sequence.step) != (self._lease.generation, self._lease.step) or sequence.is_rising:
-            self.drop(BurnCause.GENERATION)
-        now = self._clock.boot()
-        reserve = self._reserve
-        lease_ttl = self._shared.allocation_config.lease_ttl
-        before = self._lease.left
-        # The TTL starts before the store call: the store may have granted at any time since (P4).
-        self._lease.add(grant, expires_at=sent_at + lease_ttl)
-        reserve.record_refill(self._lease, before, now)
-        self._renew_at = sent_at + lease_ttl / 3
-        self._refilled_at = sent_at
-        self._refill_at = min(self._renew_at, reserve.review_at)
-        self._remaining = grant.remaining
-        reserve.demand_in_row = grant.demand
-        self._writes += 1
-        if self._writes == 1 and not sequence.is_rising:
-            self._expects_calls = reserve.adopt_demand(now, self._clock.wall())
 
     def _wanted(self, now: float) -> int:
         """Return how many ids to request in the next write, and end a deferral of waiters."""
@@ -404,10 +404,12 @@ class CounterAllocator:
                     which = f"for sequence {self.row.sequence!r}, as max_clock_skew allows"
                     rule = f"must be at most {limit} {which}; is {waiter.id_count}"
                     waiter.answer.set_exception(InvalidRequest("id_count", rule))
-        served = islice(self._waiting, self._next_write)
-        requested = sum(waiter.id_count for waiter in served if not waiter.answer.done())
+        requested = 0
+        for waiter in islice(self._waiting, self._next_write):
+            if not waiter.answer.done():
+                requested += waiter.id_count
         self._next_write = None
-        if settings.is_rising or self.row.outcome_unknown:  # else a failing store burns one reserve after another
+        if self.row.is_rising or self.row.outcome_unknown:  # else a failing store burns one reserve after another
             return requested
         return requested + self._reserve.prefetch(
             self._lease, settings, requested=requested, remaining=self._remaining, now=now
@@ -491,14 +493,6 @@ class CounterAllocator:
                 answer.set_exception(error)
                 has_failed = True
         return has_failed
-
-    def _continue_after_refill(self) -> None:
-        if self._waiting:
-            self._start_refill()
-        elif self._expects_calls:
-            self._review(self._clock.boot())
-        elif not self._writes and self.row.name not in self._shared.high_water_marks and not self._behind:
-            self._shared.drop_unknown(self.row.name)
 
     async def _recheck(self, behind: _Behind) -> None:
         """Read the row at most every ``RECHECK_SECONDS``; raise until the sequence is advanced."""

@@ -53,14 +53,12 @@ class CounterRow:
     # Whether the allocator was abandoned, which has burned the ids in flight: calls then fail.
     abandoned: bool = False
     created: bool = False  # whether this node created the row, and nobody got ids of it yet
+    # Whether this is the own row of a sequence with a reset: it grants only lease metadata.
+    has_reset: bool = False
+    is_rising: bool = False  # whether ids rise in the order of the calls, over all nodes
 
     def __post_init__(self) -> None:
         self.sequence, _, self.period = self.name.partition(PERIOD_SEPARATOR)
-
-    @property
-    def has_reset(self) -> bool:
-        """Whether this is the own row of a sequence with a reset: it grants only lease metadata."""
-        return self.settings.reset != Reset.NEVER and not self.period
 
     def burn(self, cause: BurnCause, count: int) -> None:
         """Count burned ids of the counter."""
@@ -206,6 +204,8 @@ class CounterRow:
         if grant is not None:
             self.settings = grant.sequence
             self.generation = grant.generation
+            self.has_reset = grant.sequence.reset != Reset.NEVER and not self.period
+            self.is_rising = grant.sequence.is_rising
         return grant
 
     async def _within_timeout(self, call: Awaitable[_T], requested: int = 0) -> _T:

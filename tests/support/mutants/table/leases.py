@@ -28,7 +28,7 @@ MUTANTS = (
         "life-counts-from-the-answer",
         "the life of a lease counts from the store's answer, not from before the call",
         Edit(
-            "CounterAllocator._add",
+            "CounterAllocator._refill",
             "self._lease.add(grant, expires_at=sent_at + lease_ttl)",
             "self._lease.add(grant, expires_at=now + lease_ttl)",
         ),
@@ -78,9 +78,9 @@ MUTANTS = (
         "lease-of-an-older-generation",
         "a lease of an older generation is kept at the next refill",
         Edit(
-            "CounterAllocator._add",
-            "(grant.generation, sequence.step) != (self._lease.generation, self._lease.step) or sequence.is_rising",
-            "sequence.step != self._lease.step or sequence.is_rising",
+            "CounterAllocator._refill",
+            "is_rising or grant.generation != self._lease.generation or sequence.step != self._lease.step",
+            "is_rising or sequence.step != self._lease.step",
         ),
         scenarios=("advance-renewal",),
     ),

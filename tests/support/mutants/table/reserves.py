@@ -16,7 +16,7 @@ MUTANTS = (
     Place("P10", "idalloc_server.domain.allocation.counter_allocator").mutant(
         "renewal-at-the-end",
         "a lease is renewed when it ends, not when a third of its life is over",
-        Edit("CounterAllocator._add", "sent_at + lease_ttl / 3", "sent_at + lease_ttl"),
+        Edit("CounterAllocator._refill", "sent_at + lease_ttl / 3", "sent_at + lease_ttl"),
         unexplored=UNEXPLORED,
     ),
     RESERVE.mutant(
