@@ -59,7 +59,7 @@ async def test_calls_are_counted_by_status(served: Served) -> None:
     assert calls.started == 2
     await until(lambda: calls.handled.total() == 2)  # a call is counted after its caller was answered
     assert calls.handled == {"OK": 1, "INVALID_ARGUMENT": 1}
-    assert sum(calls.buckets) == 2
+    assert sum(calls.latencies) == 2
     assert calls.seconds > 0
 
 

@@ -49,7 +49,7 @@ def run_here(
         mock.patch.object(logs, "configure"),
     ):
         code = cli.main(args)
-    logs._queue.flush()
+    logs.flush()
     out, err = capfd.readouterr()
     return subprocess.CompletedProcess(args, code, out, err)
 

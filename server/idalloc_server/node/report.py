@@ -13,9 +13,8 @@ from idalloc_server.domain.allocation.survey import Survey
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.node.answers import Answer, answers_of
 from idalloc_server.node.issuers import Issuers
-from idalloc_server.telemetry import families
+from idalloc_server.telemetry import families, logs
 from idalloc_server.telemetry.log_queue import Share
-from idalloc_server.telemetry.logs import lost_lines
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 from idalloc_server.telemetry.series import OTHER, IssuedSeries, SeriesNames
 
@@ -118,7 +117,7 @@ class NodeReport:
             families.IDS_BURNED: Counter({str(each): self._allocator.burned.by_cause[each] for each in BurnCause}),
             families.STORE_CALLS: self.store_calls,
             families.GENERATIONS_ENDED: Counter({"": self.issuers.sequences.generations_ended}),
-            families.LOG_LINES_LOST: Counter({str(share): lost_lines()[share] for share in Share}),
+            families.LOG_LINES_LOST: Counter({str(share): logs.queue.lost[share] for share in Share}),
         }
         families.count_rejections(counts.counters, self.audit.rejected)
         counts.gauges |= {

@@ -1,7 +1,7 @@
 """How many calls a second each RPC has, and how long they take, over the last seconds."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from idalloc_server.telemetry.latencies import percentile
@@ -17,11 +17,11 @@ class _Sample(NamedTuple):
     latencies: dict[str, list[int]]
 
 
+@dataclass(eq=False)
 class CallRates:
     """Keeps a sample of the counts for each of the last ``WINDOW_SECONDS`` seconds."""
 
-    def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque(maxlen=WINDOW_SECONDS + 1)
+    _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=WINDOW_SECONDS + 1), init=False)
 
     def add(self, calls: CallMetrics, at: float) -> None:
         """Add a sample.
@@ -34,26 +34,27 @@ class CallRates:
         latencies = {name: list(each.latencies) for name, each in calls.methods.items()}
         self._samples.append(_Sample(at, handled, latencies))
 
-    def by_method(self) -> list[Mapping[str, Any]]:
+    def by_method(self) -> list[dict[str, Any]]:
         """Return the rates of the RPCs called since the start, by name, as JSON values."""
         if not self._samples:
             return []
-        first, last = self._samples[0], self._samples[-1]
-        called = sorted(name for name, handled in last.handled.items() if handled)
-        return [_rates(name, first, last) for name in called]
-
-
-def _rates(name: str, first: _Sample, last: _Sample) -> Mapping[str, Any]:
-    seconds = last.at - first.at or 1.0
-    handled = last.handled[name] - first.handled.get(name, Counter())
-    before = first.latencies.get(name) or [0] * len(last.latencies[name])
-    latencies = [now - then for now, then in zip(last.latencies[name], before, strict=True)]
-    count = handled.total()
-    p50, p99 = (round(percentile(latencies, share) * 1000, 3) if count else None for share in (0.5, 0.99))
-    return {
-        "method": name.removeprefix("/"),
-        "per_second": round(count / seconds, 3),
-        "failed_per_second": round((count - handled["OK"]) / seconds, 3),
-        "p50_ms": p50,
-        "p99_ms": p99,
-    }
+        first = self._samples[0]
+        last = self._samples[-1]
+        seconds = last.at - first.at or 1.0
+        rates = []
+        for name in sorted(name for name, handled in last.handled.items() if handled):
+            handled = last.handled[name] - first.handled.get(name, Counter())
+            before = first.latencies.get(name) or [0] * len(last.latencies[name])
+            latencies = [now - then for now, then in zip(last.latencies[name], before, strict=True)]
+            count = handled.total()
+            p50, p99 = (round(percentile(latencies, share) * 1000, 3) if count else None for share in (0.5, 0.99))
+            rates.append(
+                {
+                    "method": name.removeprefix("/"),
+                    "per_second": round(count / seconds, 3),
+                    "failed_per_second": round((count - handled["OK"]) / seconds, 3),
+                    "p50_ms": p50,
+                    "p99_ms": p99,
+                }
+            )
+        return rates

@@ -5,7 +5,7 @@ Buckets grow by at most a fifth, so a percentile is within 10 % of the true valu
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import ceil, sqrt
 
 # The upper bounds of histograms, in seconds: those of Prometheus' default histogram, and shorter
@@ -18,26 +18,20 @@ BOUNDS = tuple(sorted({*BUCKETS, *(20e-6 * _GROWTH**step for step in range(86))}
 _STARTS = (0, *(bisect_left(BOUNDS, bound) + 1 for bound in BUCKETS), len(BOUNDS) + 1)
 
 
-def new_buckets() -> list[int]:
-    """Return an empty bucket for each bound, and one for longer durations."""
-    return [0] * (len(BOUNDS) + 1)
-
-
 def percentile(buckets: Sequence[int], share: float) -> float:
     """Return the duration, in seconds, that this share of the durations does not exceed.
 
     It is 0 without durations.
     """
-    rank, seen = ceil(sum(buckets) * share), 0
-    if rank:
-        lower = BOUNDS[0] / _GROWTH
-        for bound, count in zip(BOUNDS, buckets, strict=False):
-            seen += count
-            if seen >= rank:
-                return sqrt(lower * bound)
-            lower = bound
-        return BOUNDS[-1]
-    return 0.0
+    rank = ceil(sum(buckets) * share)
+    if not rank:
+        return 0.0
+    lower = BOUNDS[0] / _GROWTH
+    for bound, seen in zip(BOUNDS, accumulate(buckets), strict=False):
+        if seen >= rank:
+            return sqrt(lower * bound)
+        lower = bound
+    return BOUNDS[-1]
 
 
 def histogram(buckets: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -44,7 +45,10 @@ def configure(level: str, **always: object) -> None:
         level: debug, info, warning or error; calls below it cost nothing.
         always: Fields of every line.
     """
-    _open_streams()
+    # Open closed standard streams: otherwise a file or socket would get their descriptors.
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
     # Plain tracebacks: local variables may have secrets.
     on_terminal = (_printable, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
     structlog.configure(
@@ -65,13 +69,6 @@ def configure(level: str, **always: object) -> None:
     threading.excepthook = sys.unraisablehook = _log_unhandled
 
 
-def _open_streams() -> None:
-    """Open closed standard streams: otherwise a file or socket would get their descriptors."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(opened, True)
-    os.close(opened)
-
-
 def print_line(text: str, stream: int = STDOUT) -> None:
     """Print a line unchanged, without waiting for the reader.
 
@@ -79,7 +76,7 @@ def print_line(text: str, stream: int = STDOUT) -> None:
         text: The line.
         stream: ``STDOUT`` or ``STDERR``.
     """
-    _queue.put(Share.LOG, text, stream)
+    queue.put(Share.LOG, text, stream)
 
 
 def report_serving(
@@ -139,21 +136,16 @@ def failure_fields(error: object) -> dict[str, object]:
     return {"error": type(error).__name__, "places": places}
 
 
-def lost_lines() -> Counter[str]:
-    """Return how many log lines this process lost, by ``Share``."""
-    return _queue.lost
-
-
+@dataclass(eq=False)
 class _Lines:
     """The logger that structlog wraps: puts lines into the queue."""
 
-    def __init__(self, name: str = "idalloc", share: Share = Share.LOG, stream: int = STDERR) -> None:
-        self.name = name
-        self._share = share
-        self._stream = stream
+    name: str = "idalloc"
+    share: Share = Share.LOG
+    stream: int = STDERR
 
     def msg(self, line: str) -> None:
-        _queue.put(self._share, line, self._stream)
+        queue.put(self.share, line, self.stream)
 
     debug = info = warning = error = critical = exception = msg
 
@@ -224,8 +216,8 @@ _serving_log = structlog.wrap_logger(_Lines(stream=STDOUT), processors=[*_COMMON
 _start_log = structlog.wrap_logger(_Lines(), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
 # Returns each line instead of queueing it.
 _lost_log = structlog.wrap_logger(structlog.testing.ReturnLogger(), wrapper_class=_ALWAYS)
-_queue = LogQueue(_lost_line)
-flush = _queue.flush
+queue = LogQueue(_lost_line)
+flush = queue.flush
 atexit.register(flush)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import structlog
 
-from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, LEASES
-from idalloc_server.telemetry.latencies import BOUNDS, BUCKETS, histogram, new_buckets, percentile
+from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS
+from idalloc_server.telemetry.latencies import BOUNDS, BUCKETS, percentile
 from idalloc_server.telemetry.logs import failed_log
 
 # The most causes of a reason that are logged a second; all others share one line.
@@ -19,45 +19,37 @@ MAX_CAUSES = 5
 _log = structlog.get_logger("idalloc.rpc")
 
 
+@dataclass(eq=False, slots=True)
 class Timings:
     """A histogram of durations.
 
     prometheus_client's Histogram costs several times as much per call, see docs/adr/0009.
     """
 
-    __slots__ = ("buckets", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0  # the sum of all durations
-        # How many durations were at most ``BUCKETS[i]`` and more than the bound before; the last
-        # bucket has the longer ones.
-        self.buckets = [0] * (len(BUCKETS) + 1)
+    seconds: float = 0.0  # the sum of all durations
+    # How many durations were at most ``BUCKETS[i]`` and more than the bound before; the last
+    # bucket has the longer ones.
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
 
     def observe(self, seconds: float) -> None:
         """Count a duration."""
         self.seconds += seconds
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
 
-    def add(self, seconds: float, buckets: list[int]) -> None:
-        """Add the durations of another process."""
-        self.seconds += seconds
-        self.buckets = [mine + more for mine, more in zip(self.buckets, buckets, strict=True)]
 
-
+@dataclass(eq=False, slots=True)
 class MethodCalls:
     """The calls of one RPC.
 
     Calls that ended with their process have no duration, see ``Counts.end``.
     """
 
-    __slots__ = ("failed", "latencies", "ok", "seconds", "started")
-
-    def __init__(self) -> None:
-        self.started = 0  # how many calls began
-        self.ok = 0  # how many ended with OK
-        self.failed: Counter[str] = Counter()  # how many ended otherwise, by status code
-        self.seconds = 0.0  # the sum of all durations
-        self.latencies = new_buckets()  # the timed calls, in the buckets of ``latencies``
+    started: int = 0  # how many calls began
+    ok: int = 0  # how many ended with OK
+    failed: Counter[str] = field(default_factory=Counter)  # how many ended otherwise, by status code
+    seconds: float = 0.0  # the sum of all durations
+    # The timed calls, by ``BOUNDS``; the last bucket has the longer ones.
+    latencies: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
 
     @property
     def handled(self) -> Counter[str]:
@@ -68,11 +60,6 @@ class MethodCalls:
     def in_flight(self) -> int:
         """How many calls are running."""
         return self.started - self.ok - self.failed.total()
-
-    @property
-    def buckets(self) -> list[int]:
-        """The timed calls, in the buckets of ``Timings``."""
-        return histogram(self.latencies)
 
     def end(self, code: str, seconds: float) -> None:
         """Count a call that ended."""
@@ -94,12 +81,13 @@ class MethodCalls:
         self.latencies = [mine + more for mine, more in zip(self.latencies, latencies, strict=True)]
 
 
+@dataclass(eq=False)
 class CallMetrics:
     """The calls of all RPCs, by full method name such as ``/idalloc.v1.NodeService/GetNode``."""
 
-    def __init__(self) -> None:
-        self.methods: dict[str, MethodCalls] = {}
-        self.stream_answers: Counter[str] = Counter()  # to requests of AllocateStream, by status code
+    methods: dict[str, MethodCalls] = field(default_factory=dict)
+    # Answers to requests of AllocateStream, by status code.
+    stream_answers: Counter[str] = field(default_factory=Counter)
 
     def method(self, name: str) -> MethodCalls:
         """Return the counts of an RPC; create them at the first use."""
@@ -115,20 +103,13 @@ class CallMetrics:
         """How many calls are running."""
         return sum(calls.in_flight for calls in self.methods.values())
 
-    def sum(self) -> MethodCalls:
-        """Return the counts of all RPCs together."""
-        total = MethodCalls()
-        for calls in self.methods.values():
-            total.add_calls(calls.started, calls.ok, calls.failed, calls.seconds, calls.latencies)
-        return total
 
-
+@dataclass(eq=False)
 class FailedCalls:
     """Failed calls by cause, since the last log line."""
 
-    def __init__(self) -> None:
-        self._sums: Counter[tuple[str, str, str, str]] = Counter()
-        self._causes: Counter[str] = Counter()
+    _sums: Counter[tuple[str, str, str, str]] = field(default_factory=Counter, init=False)
+    _causes: Counter[str] = field(default_factory=Counter, init=False)
 
     def add(self, method: str, code: str, reason: str, why: str) -> bool:
         """Count a failed call.
@@ -153,7 +134,9 @@ class FailedCalls:
 
     def log(self) -> None:
         """Log the counts and reset them."""
-        sums, self._sums, self._causes = self._sums, Counter(), Counter()
+        sums = self._sums
+        self._sums = Counter()
+        self._causes.clear()
         for (method, code, reason, why), count in sums.items():
             named = {"reason": reason} if reason else {}
             failed_log.warning("calls_failed", method=method, code=code, **named, count=count, why=why)
@@ -174,25 +157,18 @@ class Counts:
     # The gauges, by family and labels.
     gauges: dict[str, dict[str, float]] = field(default_factory=lambda: {name: {} for name in GAUGES})
 
-    @property
-    def lease_count(self) -> int:
-        """The number of live leases."""
-        return int(self.gauges[LEASES].get("", 0))
-
     def to_json(self) -> dict[str, Any]:
         """Return all metrics as JSON values."""
-        methods = {
-            name: [calls.started, calls.ok, dict(calls.failed), calls.seconds, calls.latencies]
-            for name, calls in self.calls.methods.items()
-        }
-        timings = {
-            name: {key: [each.seconds, each.buckets] for key, each in values.items()}
-            for name, values in self.timings.items()
-        }
         return {
-            "methods": methods,
+            "methods": {
+                name: [calls.started, calls.ok, dict(calls.failed), calls.seconds, calls.latencies]
+                for name, calls in self.calls.methods.items()
+            },
             "counters": {name: dict(values) for name, values in self.counters.items()},
-            "timings": timings,
+            "timings": {
+                name: {key: [each.seconds, each.buckets] for key, each in values.items()}
+                for name, values in self.timings.items()
+            },
             "gauges": {name: dict(values) for name, values in self.gauges.items()},
         }
 
@@ -204,7 +180,9 @@ class Counts:
             self.counters[name].update(values)
         for name, values in counts["timings"].items():
             for key, (seconds, buckets) in values.items():
-                self.timings[name].setdefault(key, Timings()).add(seconds, buckets)
+                timings = self.timings[name].setdefault(key, Timings())
+                timings.seconds += seconds
+                timings.buckets = [mine + more for mine, more in zip(timings.buckets, buckets, strict=True)]
         for name, values in counts["gauges"].items():
             gauges = self.gauges[name]
             for key, value in values.items():
@@ -233,22 +211,26 @@ async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
     while True:
         await asyncio.sleep(1)
         current = metrics()
-        now = current.sum()
+        now = MethodCalls()
+        for calls in current.methods.values():
+            now.add_calls(calls.started, calls.ok, calls.failed, calls.seconds, calls.latencies)
         codes = now.handled - before.handled
         if count := codes.total():
             latencies = [after - earlier for after, earlier in zip(now.latencies, before.latencies, strict=True)]
+            durations = (
+                (now.seconds - before.seconds) / count,
+                percentile(latencies, 0.5),
+                percentile(latencies, 0.99),
+            )
+            mean, p50, p99 = (round(seconds * 1000, 3) for seconds in durations)
             _log.info(
                 "calls",
                 count=count,
                 failed=count - codes["OK"],
                 codes=dict(codes),
-                mean_ms=_ms((now.seconds - before.seconds) / count),
-                p50_ms=_ms(percentile(latencies, 0.5)),
-                p99_ms=_ms(percentile(latencies, 0.99)),
+                mean_ms=mean,
+                p50_ms=p50,
+                p99_ms=p99,
                 in_flight=current.in_flight,
             )
         before = now
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)

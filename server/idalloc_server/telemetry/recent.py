@@ -1,7 +1,6 @@
 """The last failed calls and events of this process, as its log has them, for the status page."""
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 # How many of each kind are kept, and the longest text of one.
@@ -22,12 +21,17 @@ def record(logger: object, method: str, line: Any) -> Any:
 
     This is a processor of structlog, see ``logs.configure``.
     """
-    event, time = line.get("event"), line.get("timestamp", "")
+    event = line.get("event")
+    time = line.get("timestamp", "")
     if event == "calls_failed":
         kept = {key: line.get(key, "") for key in ("method", "code", "reason", "why")}
         refusals.append({"time": time, **{key: _cut(value) for key, value in kept.items()}, "count": line["count"]})
     elif line.get("level") in _WARNINGS or event in _NOTABLE or line.get("logger") == "idalloc.audit":
-        events.append({"time": time, "level": line.get("level", ""), "event": _cut(event), "text": _text_of(line)})
+        fields = [f"{name}={value}" for name, value in line.items() if name not in _HEAD]
+        if isinstance(error := line.get("exc_info"), BaseException):
+            fields.append(f"exception={type(error).__name__}")
+        text = _cut(", ".join(fields))
+        events.append({"time": time, "level": line.get("level", ""), "event": _cut(event), "text": text})
     return line
 
 
@@ -40,13 +44,6 @@ def newest(*lists: list[Line]) -> list[Line]:
     """Return the newest lines of several lists, newest first."""
     lines = [line for each in lists for line in each]
     return sorted(lines, key=lambda line: str(line["time"]), reverse=True)[:MAX_KEPT]
-
-
-def _text_of(line: Mapping[str, Any]) -> str:
-    fields = [f"{name}={value}" for name, value in line.items() if name not in _HEAD]
-    if isinstance(error := line.get("exc_info"), BaseException):
-        fields.append(f"exception={type(error).__name__}")
-    return _cut(", ".join(fields))
 
 
 def _cut(value: object) -> str:

@@ -3,6 +3,7 @@
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 # All sequences without an own series count in this one: no sequence has an empty name.
 OTHER = ""
@@ -14,14 +15,14 @@ MIN_IDS = 10_000
 MAX_COUNTED = 100_000
 
 
+@dataclass(eq=False)
 class SeriesNames:
     """The sequences with an own series: the first ones that issue ``MIN_IDS``.
 
     They keep it until the server ends.
     """
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
+    names: list[str] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from threading import Thread
@@ -49,16 +50,15 @@ def open_traces(environ: Mapping[str, str]) -> "Traces | None":
     try:
         return Traces(_otlp_exporter(environ))
     except ImportError as error:
+        problem = f"{error.name or error} is not installed"
         is_http = ".http" in (error.name or "")
         package = "opentelemetry-exporter-otlp-proto-http" if is_http else "'idalloc[otel]'"
-        _warn_off(f"{error.name or error} is not installed", f"pip install {package}")
+        next_step = f"pip install {package}"
     except Exception as error:  # The exporter parses its variables, and raises what it likes.
-        _warn_off(str(error), "correct the variables OTEL_*")
+        problem = str(error)
+        next_step = "correct the variables OTEL_*"
+    _log.warning("traces_off", error=problem, next_step=next_step)
     return None
-
-
-def _warn_off(error: str, next_step: str) -> None:
-    _log.warning("traces_off", error=error, next_step=next_step)
 
 
 def _otlp_exporter(environ: Mapping[str, str]) -> "SpanExporter":
@@ -95,7 +95,10 @@ class Traces:
         self._provider = TracerProvider(resource=found.merge(Resource(own)), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("idalloc", version("idalloc"))
-        self._trace, self._attach, self._detach, self._root = trace, attach, detach, Context()
+        self._trace = trace
+        self._attach = attach
+        self._detach = detach
+        self._root = Context()
         self._extract = TraceContextTextMapPropagator().extract
 
     def trace_call(
@@ -117,14 +120,14 @@ class Traces:
         """
         name = method.removeprefix("/")
         system = {"rpc.system.name": "grpc", "rpc.method": name}
-        start, kind, in_context = self._tracer.start_span, self._trace.SpanKind.SERVER, self._trace.set_span_in_context
+        kind = self._trace.SpanKind.SERVER
 
         async def call(request: Any, context: Any) -> Any:
             carrier = {key: value for key, value in metadata_of(context) if key in ("traceparent", "tracestate")}
             parent = self._extract(carrier, self._root) if carrier else self._root
             fields = {f"idalloc.{key}": value for key, value in fields_of(request).items()}
-            span = start(name, parent, kind, system | fields)
-            token = self._attach(in_context(span, parent))
+            span = self._tracer.start_span(name, parent, kind, system | fields)
+            token = self._attach(self._trace.set_span_in_context(span, parent))
             try:
                 return await handler(request, context)
             finally:
@@ -153,30 +156,36 @@ class Traces:
         """
         system = {"sqlite": "sqlite", "crate": "cratedb"}
         attributes = {"db.system.name": system.get(address.partition(":")[0], "other"), "idalloc.store": address}
-        return cast("_T", _TracedStore(store, {name: self._trace_write(store, name, attributes) for name in methods}))
+        traced = _TracedStore(store)
+        vars(traced).update({name: self._trace_write(store, name, attributes) for name in methods})
+        return cast("_T", traced)
 
     def _trace_write(self, store: object, name: str, attributes: dict[str, str]) -> Callable[..., Awaitable[Any]]:
         method = getattr(store, name)
-        start, kind, trace = self._tracer.start_as_current_span, self._trace.SpanKind.CLIENT, self._trace
         attributes = attributes | {"db.operation.name": name}
 
         async def write(*arguments: Any, **named: Any) -> Any:
             row = {"idalloc.row": arguments[0]} if arguments and isinstance(arguments[0], str) else {}
-            with start(
-                name, kind=kind, attributes=attributes | row, record_exception=False, set_status_on_exception=False
+            with self._tracer.start_as_current_span(
+                name,
+                kind=self._trace.SpanKind.CLIENT,
+                attributes=attributes | row,
+                record_exception=False,
+                set_status_on_exception=False,
             ) as span:
                 try:
                     return await method(*arguments, **named)
                 except BaseException as error:
                     span.set_attribute("error.type", type(error).__name__)
-                    span.set_status(trace.StatusCode.ERROR, str(error))
+                    span.set_status(self._trace.StatusCode.ERROR, str(error))
                     raise
 
         return write
 
     async def close(self) -> None:
         """Export the last spans, for ``FLUSH_SECONDS`` at most."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
 
         def shut_down() -> None:
             self._provider.shutdown()
@@ -191,10 +200,9 @@ class Traces:
             _log.warning("traces_not_exported", timeout=FLUSH_SECONDS)
 
 
+@dataclass(eq=False)
 class _TracedStore:
-    def __init__(self, store: object, methods: dict[str, Callable[..., Awaitable[Any]]]) -> None:
-        self._store = store
-        vars(self).update(methods)
+    _store: object
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

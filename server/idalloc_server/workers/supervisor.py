@@ -84,7 +84,7 @@ class Supervisor:
     def counts(self) -> Counts:
         """Return the sum over all processes, exited ones included; at most about a second old."""
         total = Counts()
-        total.counters[families.LOG_LINES_LOST].update(logs.lost_lines())
+        total.counters[families.LOG_LINES_LOST].update(logs.queue.lost)
         total.counters[families.WORKER_EXITS][""] = self._exits
         total.gauges[families.WORKERS][""] = 0
         for each in (self._exited_counts.to_json(), *(each.counts for each in self._workers.values())):

@@ -173,7 +173,7 @@ def _totals(counts: Counts) -> dict[str, Any]:
         "burned": {cause: str(ids) for cause, ids in counters[families.IDS_BURNED].items() if ids},
         "in_flight": counts.calls.in_flight,
         "sequences_in_memory": int(gauges[families.SEQUENCES_IN_MEMORY].get("", 0)),
-        "leases": counts.lease_count,
+        "leases": int(gauges[families.LEASES].get("", 0)),
     }
 
 

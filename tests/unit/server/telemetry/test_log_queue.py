@@ -87,7 +87,7 @@ def test_reports_do_not_block_on_a_full_pipe(what: str) -> None:
 def test_audit_records_have_their_own_share() -> None:
     """Neither the log nor rejected callers displace administrative audit records."""
     script = """
-start, logs._queue._start = logs._queue._start, lambda: None  # no writer thread yet
+start, logs.queue._start = logs.queue._start, lambda: None  # no writer thread yet
 for number in range(3_000):
     log.info("filler", text="x" * 1_000)
     logs.refused_log.info("audit", code="UNAUTHENTICATED", text="x" * 1_000)
@@ -132,7 +132,7 @@ stderr = os.dup(2)
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
 for number in range(5):
     log.info("lost")
-logs._queue.flush()
+logs.queue.flush()
 os.dup2(stderr, 2)
 log.info("written")
 """

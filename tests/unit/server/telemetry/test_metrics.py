@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.telemetry import families
-from idalloc_server.telemetry.latencies import BUCKETS
+from idalloc_server.telemetry.latencies import BUCKETS, histogram
 from idalloc_server.telemetry.metrics import CallMetrics, Counts, Timings, log_calls
 from tests.support.virtual_time import VirtualTimeLoop
 from tests.support.waiting import hold_for_async
@@ -35,8 +35,13 @@ def test_add_sums_all_counters() -> None:
         total.add(json.loads(json.dumps(each.to_json())))
     calls = total.calls.method(METHOD)
     assert (calls.started, calls.handled, calls.seconds) == (4, {"OK": 3}, 99.003)
-    assert {index: count for index, count in enumerate(calls.buckets) if count} == {2: 1, 3: 1, len(BUCKETS): 1}
-    assert (total.counters[families.IDS_BURNED], total.lease_count, total.calls.in_flight) == ({"expired": 6}, 4, 1)
+    assert {index: count for index, count in enumerate(histogram(calls.latencies)) if count} == {
+        2: 1,
+        3: 1,
+        len(BUCKETS): 1,
+    }
+    assert (total.counters[families.IDS_BURNED], total.calls.in_flight) == ({"expired": 6}, 1)
+    assert total.gauges[families.LEASES] == {"": 4}
 
 
 def test_add_sums_lost_log_lines_by_share() -> None:
@@ -60,7 +65,7 @@ def test_gauges_of_processes_are_merged_by_family() -> None:
         counts.gauges[families.RESERVE]["orders"] = reserve
         counts.gauges[families.RESERVE_LIMITED] |= limited
         total.add(json.loads(json.dumps(counts.to_json())))
-    assert total.lease_count == 7
+    assert total.gauges[families.LEASES] == {"": 7}
     assert (total.gauges[families.STORE_UP], total.gauges[families.RESERVE]) == ({"": 0}, {"orders": 60.0})
     assert total.gauges[families.RESERVE_LIMITED] == {"remaining_ids orders": 1}
 
@@ -82,12 +87,12 @@ def test_exited_process_has_no_running_calls_or_leases() -> None:
     """Calls that ran at the exit of a process count as UNAVAILABLE; its leases are gone."""
     counts = counts_after(0.5, running=2)
     calls = counts.calls.method(METHOD)
-    timed = (calls.seconds, list(calls.buckets))
+    timed = (calls.seconds, list(calls.latencies))
     counts.end()
     assert counts.calls.in_flight == 0
     assert calls.handled == {"OK": 1, "UNAVAILABLE": 2}
-    assert (calls.seconds, calls.buckets) == timed  # The duration of the other two is unknown.
-    assert (counts.lease_count, counts.counters[families.IDS_BURNED]) == (0, {"expired": 3})
+    assert (calls.seconds, calls.latencies) == timed  # The duration of the other two is unknown.
+    assert (counts.gauges[families.LEASES], counts.counters[families.IDS_BURNED]) == ({}, {"expired": 3})
 
 
 def test_add_does_not_change_its_argument() -> None:
