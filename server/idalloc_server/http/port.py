@@ -9,11 +9,11 @@ from aiohttp import web
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import Clock
-from idalloc_server.http.access import require_reader
-from idalloc_server.http.hosts import OwnNames
+from idalloc_server.http.own_names import OwnNames
 from idalloc_server.http.probes import livez, readyz
+from idalloc_server.http.readers import require_reader
 from idalloc_server.http.server import Handler, HttpServer
-from idalloc_server.http.status_page.page import Source, StatusPage
+from idalloc_server.http.status_page.page import FILES, Source, StatusPage
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS, Limits
 from idalloc_server.listen.tls import ReloadingTlsContext
 from idalloc_server.node.ports import Port, ServedNode
@@ -49,16 +49,15 @@ class HttpPort(Port):
         self._tasks: list[asyncio.Task[None]] = []
         if settings.tls_cert:
             self._files = ReloadingTlsContext(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        self._page = StatusPage(
-            clock, {"version": version("idalloc"), "workers": settings.workers, "transport": settings.transport}
-        )
+        node = {"version": version("idalloc"), "workers": settings.workers, "transport": settings.transport}
+        self._page = StatusPage(clock, node, self._ready_source, self._checks)
         probes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", readyz(self._checks))]
         self._servers: dict[str, HttpServer] = {}
         if settings.http_listen:
             limits = Limits(MAX_HTTP_CONNECTIONS, settings.max_connections_per_address)
             routes = [*probes, *self._guarded_routes(settings, access_control)]
             tls = self._files.context if self._files else None
-            self._servers["http"] = HttpServer("http_listen", settings.http_listen, limits, routes, tls)
+            self._servers["http"] = HttpServer("http_listen", settings.http_listen, limits, routes, tls=tls)
         if settings.probe_listen:
             # The kubelet is one address.
             limits = Limits(MAX_PROBE_CONNECTIONS, MAX_PROBE_CONNECTIONS, uses_reserve=True)
@@ -69,14 +68,14 @@ class HttpPort(Port):
 
         Without authentication they answer only under the server's own names.
         """
-        data = {"/metrics": self._metrics, "/api/status": self._status, "/api/sequences": self._sequences}
+        data = {"/metrics": self._metrics, "/api/status": self._page.status, "/api/sequences": self._page.sequences}
         routes = [(path, require_reader(access_control, handler)) for path, handler in data.items()]
         names = OwnNames(settings.http_listen, filter(None, settings.http_hosts.split(",")))
 
         def authenticates() -> bool:
             return access_control.requires_authentication or bool(settings.tls_client_ca)
 
-        routes += self._page.file_routes()
+        routes += [(path, self._page.file) for path in FILES]
         return [(path, names.require(handler, unless=authenticates)) for path, handler in routes]
 
     @property
@@ -111,12 +110,6 @@ class HttpPort(Port):
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _status(self, request: web.BaseRequest) -> web.Response:
-        return await self._page.status(self._ready_source(), self._checks())
-
-    async def _sequences(self, request: web.BaseRequest) -> web.Response:
-        return await self._page.sequences(self._ready_source(), request)
-
     def _ready_source(self) -> Source:
         if self.source is None:
             raise web.HTTPServiceUnavailable(reason=STARTS)
@@ -126,7 +119,7 @@ class HttpPort(Port):
         """Sample the calls for the page every second, until cancelled."""
         while True:
             if self.source:
-                self._page.sample(self.source.counts().calls)
+                self._page.rates.add(self.source.counts().calls, self._clock.boot())
             await asyncio.sleep(1)
 
     def _counts(self) -> Counts:

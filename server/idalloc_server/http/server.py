@@ -63,18 +63,13 @@ class HttpServer:
     ) -> None:
         self._tls = tls
         self._routes = dict(routes)
-        self._listener = Listener(setting, listen, limits, self._serve)
+        self.listener = Listener(setting, listen, limits, self._serve)
         self._server: web.Server | None = None
 
     @property
     def url(self) -> str:
         """The address of the root page, once started."""
-        return f"{'https' if self._tls else 'http'}://{self._listener.address}/"
-
-    @property
-    def connection_count(self) -> int:
-        """The number of open connections."""
-        return self._listener.connection_count
+        return f"{'https' if self._tls else 'http'}://{self.listener.address}/"
 
     async def start(self) -> None:
         """Bind the address and answer requests.
@@ -83,14 +78,14 @@ class HttpServer:
             StartRefused: The address is in use, or cannot be bound.
         """
         self._server = web.Server(self._answer)
-        self._listener.start()
+        self.listener.start()
 
     async def close(self) -> None:
         """Close the address and all connections."""
-        self._listener.stop_accepting()
+        self.listener.stop_accepting()
         if self._server:
             await self._server.shutdown(STOP_SECONDS)
-        await self._listener.close()
+        await self.listener.close()
 
     async def _serve(self, accepted: Accepted) -> None:
         tls: dict[str, Any] = {}
@@ -101,7 +96,7 @@ class HttpServer:
                 "ssl_shutdown_timeout": HANDSHAKE_SECONDS,
             }
         assert self._server is not None  # noqa: S101 - start() creates it
-        protocol = _Protocol(self._server, accepted, self._listener.count_refused)
+        protocol = _Protocol(self._server, accepted, self.listener.count_refused)
         transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
             lambda: protocol, accepted.socket, **tls
         )
@@ -118,7 +113,7 @@ class HttpServer:
         protocol.set_answering(True)
         await asyncio.sleep(0)  # else a client that sends many requests at once would be served alone
         if request.can_read_body:
-            protocol.skip_body()
+            protocol.has_part = False  # What has arrived is the body, not the next request.
         try:
             answer = await self._route(request)
         except web.HTTPException as error:
@@ -129,7 +124,7 @@ class HttpServer:
         finally:
             protocol.set_answering(False)
         if answer.status == HTTPStatus.MISDIRECTED_REQUEST:
-            self._listener.count_refused("host")
+            self.listener.count_refused("host")
         return with_headers(answer)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -173,7 +168,8 @@ class _Protocol(web.RequestHandler):
         self._accepted = accepted
         self._count_refused = count_refused
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_answering = self._has_part = False
+        self._is_answering = False
+        self.has_part = False  # whether a part of the request after the present one has arrived
         self._last_bytes = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -183,7 +179,7 @@ class _Protocol(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         self._accepted.is_silent = False
         self._last_bytes = (self._last_bytes + data)[-len(_END_OF_HEADERS) :]
-        self._has_part = self._last_bytes != _END_OF_HEADERS  # of a request behind the present one
+        self.has_part = self._last_bytes != _END_OF_HEADERS
         if not self._is_answering:
             self._expect_headers()
         super().data_received(data)
@@ -200,12 +196,8 @@ class _Protocol(web.RequestHandler):
         self._accepted.set_waiting(not answers)
         if answers:
             self._expect_none()
-        elif self._has_part:
+        elif self.has_part:
             self._expect_headers()
-
-    def skip_body(self) -> None:
-        """Count bytes that have arrived as the present request's body, not as the next request."""
-        self._has_part = False
 
     def end(self) -> None:
         """Close the connection after its present answer."""
@@ -244,17 +236,13 @@ class _Protocol(web.RequestHandler):
         return self.transport is None or self.transport.is_closing() or not self._accepted.host
 
     def _expect_headers(self) -> None:
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._abort)
+        if self._deadline is None and self.transport:
+            self._deadline = asyncio.get_running_loop().call_later(HEADER_SECONDS, self.transport.abort)
 
     def _expect_none(self) -> None:
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None
-
-    def _abort(self) -> None:
-        if self.transport:
-            self.transport.abort()
 
 
 def with_headers(answer: web.StreamResponse) -> web.StreamResponse:

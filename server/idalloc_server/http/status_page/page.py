@@ -6,7 +6,7 @@ seconds.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -16,10 +16,9 @@ from idalloc_server.domain.administration.index import MAX_KEPT, SortKey
 from idalloc_server.domain.allocation.reserve import MAX_LEASE_SIZE, MAX_RESERVED_IDS, PREFETCH_SHARE, REMAINING_IDS
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.http.server import Handler
 from idalloc_server.telemetry import families, recent
 from idalloc_server.telemetry.call_rates import CallRates
-from idalloc_server.telemetry.metrics import CallMetrics, Counts
+from idalloc_server.telemetry.metrics import Counts
 
 # The longest wait for a process that answers a question.
 ANSWER_SECONDS = 2.0
@@ -74,72 +73,82 @@ class StatusPage:
     """Serves the page and its documents.
 
     Args:
-        clock: Dates the samples and the answers.
+        clock: Dates the answers.
         node: What does not change while the server runs, as JSON values.
+        ready_source: Returns what the page shows, or raises ``HTTPServiceUnavailable``.
+        checks: Returns the problem that each check found, by its name; empty if it passes.
     """
 
-    def __init__(self, clock: Clock, node: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        node: Mapping[str, Any],
+        ready_source: Callable[[], Source],
+        checks: Callable[[], Mapping[str, str]],
+    ) -> None:
         self._clock = clock
         self._node = node
+        self._ready_source = ready_source
+        self._checks = checks
         self._started_at = clock.wall()
-        self._rates = CallRates()
+        self.rates = CallRates()  # gets a sample of the calls every second
         folder = files("idalloc_server.http.status_page")
         self._files = {path: (folder.joinpath(name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
 
-    def file_routes(self) -> list[tuple[str, Handler]]:
-        """Return the routes of the page's files."""
-        return [(path, self._file) for path in FILES]
-
-    def sample(self, calls: CallMetrics) -> None:
-        """Add a sample of the calls, for their rates."""
-        self._rates.add(calls, self._clock.boot())
-
-    async def _file(self, request: web.BaseRequest) -> web.Response:
+    async def file(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the file at a path of ``FILES``."""
         content, kind = self._files[request.path]
         headers = {"Content-Security-Policy": PAGE_POLICY}
         return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
 
-    async def status(self, source: Source, health: Mapping[str, str]) -> web.Response:
-        """Answer with the state of the server.
-
-        Args:
-            source: What the page shows.
-            health: The problem that each check found, by its name; empty if it passes.
-        """
+    async def status(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the state of the server."""
+        source = self._ready_source()
+        health = self._checks()
         lists = await source.ask_all("recent", {}, ANSWER_SECONDS)
         counts = source.counts()
-        prefix = next(iter(counts.gauges[families.START_TIMESTAMP]), "")
+        counters = counts.counters
+        gauges = counts.gauges
+        prefix = next(iter(gauges[families.START_TIMESTAMP]), "")
         times = {"started_at": self._started_at, "now": self._clock.wall()}
         node = {**self._node, **source.describe(), "prefix": prefix, **times}
-        if (witness_up := counts.gauges[families.WITNESS_UP].get("")) is not None:
+        if (witness_up := gauges[families.WITNESS_UP].get("")) is not None:
             node["witness_up"] = bool(witness_up)
         return _json(
             {
                 "node": node,
                 "health": [{"check": name, "problem": problem} for name, problem in health.items()],
-                "calls": self._rates.by_method(),
-                "totals": _totals(counts),
+                "calls": self.rates.by_method(),
+                "totals": {
+                    "ids_issued": str(counters[families.IDS_ISSUED].total()),
+                    "doc_ids_issued": str(counters[families.DOC_IDS_ISSUED].total()),
+                    "burned": {cause: str(ids) for cause, ids in counters[families.IDS_BURNED].items() if ids},
+                    "in_flight": counts.calls.in_flight,
+                    "sequences_in_memory": int(gauges[families.SEQUENCES_IN_MEMORY].get("", 0)),
+                    "leases": int(gauges[families.LEASES].get("", 0)),
+                },
                 "refusals": recent.newest(*(each["refusals"] for each in lists)),
                 "events": recent.newest(*(each["events"] for each in lists)),
             }
         )
 
-    async def sequences(self, source: Source, request: web.BaseRequest) -> web.Response:
+    async def sequences(self, request: web.BaseRequest) -> web.Response:
         """Answer with a part of the list of sequences.
 
         Raises:
             HTTPBadRequest: A parameter is invalid.
         """
+        source = self._ready_source()
         query = request.query
         sort = query.get("sort", "name")
         if sort not in [*SortKey]:
-            raise _invalid(f"sort must be one of {', '.join(SortKey)}")
+            raise web.HTTPBadRequest(reason=f"sort must be one of {', '.join(SortKey)}")
         arguments = {
             "search": query.get("search", ""),
             "sort": sort,
-            "descending": bool(_number(request, "descending", 0, 0, 1)),
-            "offset": _number(request, "offset", 0, 0, MAX_OFFSET),
-            "limit": _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
+            "descending": bool(_number(request, "descending", default=0, least=0, most=1)),
+            "offset": _number(request, "offset", default=0, least=0, most=MAX_OFFSET),
+            "limit": _number(request, "limit", default=DEFAULT_LIMIT, least=1, most=MAX_LIMIT),
         }
         try:
             found = await source.ask("sequences", arguments, ANSWER_SECONDS)
@@ -165,27 +174,11 @@ def _reserve(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"reserve_seconds": seconds, "reserve_limit": LIMITS.get(limit, "")}
 
 
-def _totals(counts: Counts) -> dict[str, Any]:
-    counters, gauges = counts.counters, counts.gauges
-    return {
-        "ids_issued": str(counters[families.IDS_ISSUED].total()),
-        "doc_ids_issued": str(counters[families.DOC_IDS_ISSUED].total()),
-        "burned": {cause: str(ids) for cause, ids in counters[families.IDS_BURNED].items() if ids},
-        "in_flight": counts.calls.in_flight,
-        "sequences_in_memory": int(gauges[families.SEQUENCES_IN_MEMORY].get("", 0)),
-        "leases": int(gauges[families.LEASES].get("", 0)),
-    }
-
-
-def _number(request: web.BaseRequest, name: str, default: int, least: int, most: int) -> int:
+def _number(request: web.BaseRequest, name: str, *, default: int, least: int, most: int) -> int:
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
-        raise _invalid(f"{name} must be between {least} and {most}")
+        raise web.HTTPBadRequest(reason=f"{name} must be between {least} and {most}")
     return int(text)
-
-
-def _invalid(rule: str) -> web.HTTPBadRequest:
-    return web.HTTPBadRequest(reason=rule)
 
 
 def _json(content: Mapping[str, Any]) -> web.Response:

@@ -50,7 +50,7 @@ async def test_slow_reader_is_dropped(served: HttpServer) -> None:
     reader, writer = await connect(served)
     writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readline()
-    await until(lambda: not served.connection_count, "the end of the connection")
+    await until(lambda: not served.listener.connection_count, "the end of the connection")
     writer.close()
 
 
@@ -102,7 +102,7 @@ async def test_half_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     reader, writer = await connect(server)
     writer.write(b"\x16\x03\x01")
     assert await asyncio.wait_for(reader.read(), 10) == b""
-    await until(lambda: not server.connection_count)
+    await until(lambda: not server.listener.connection_count)
     writer.close()
     await server.close()
 
@@ -122,7 +122,7 @@ async def test_an_answer_for_a_client_that_left_leaves_nothing_behind() -> None:
     writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
     await began.wait()
     writer.transport.abort()
-    await until(lambda: not server.connection_count)
+    await until(lambda: not server.listener.connection_count)
     go_on.set()
     await settle()
     later = [await connect(server) for _ in range(3)]  # each makes room for the next one

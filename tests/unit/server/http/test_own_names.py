@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from idalloc_server.http.hosts import OwnNames
+from idalloc_server.http.own_names import OwnNames
 
 NAMES = OwnNames("ids.example.org:50080", ["idalloc-1", "Metrics.Example.ORG"])
 

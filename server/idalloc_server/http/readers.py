@@ -1,6 +1,7 @@
 """Access control of HTTP requests, by the same identities, limits and audit log as gRPC calls."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -27,31 +28,27 @@ def require_reader(access_control: AccessControl, handler: Handler) -> Handler:
             context: Any = _Caller(request)
             access_control.authorize_reader(f"{request.method} {request.path}", context)
         except Refusal as refusal:
-            return _rejected(refusal)
+            headers = {}
+            if isinstance(refusal, Unauthenticated):
+                headers["WWW-Authenticate"] = 'Bearer realm="idalloc"'
+            if isinstance(refusal, QuotaExceeded):
+                headers["Retry-After"] = str(ceil(refusal.retry_after))
+            status = _STATUS.get(type(refusal), HTTPStatus.SERVICE_UNAVAILABLE)
+            return web.Response(status=status, text=f"{refusal}\n", headers=headers)
         return await handler(request)
 
     return check
 
 
-def _rejected(refusal: Refusal) -> web.Response:
-    status = _STATUS.get(type(refusal), HTTPStatus.SERVICE_UNAVAILABLE)
-    headers = {}
-    if isinstance(refusal, Unauthenticated):
-        headers["WWW-Authenticate"] = 'Bearer realm="idalloc"'
-    if isinstance(refusal, QuotaExceeded):
-        headers["Retry-After"] = str(ceil(refusal.retry_after))
-    return web.Response(status=status, text=f"{refusal}\n", headers=headers)
-
-
+@dataclass(eq=False)
 class _Caller:
     """An HTTP request as the parts of a gRPC call's context that access control reads."""
 
-    def __init__(self, request: web.BaseRequest) -> None:
-        self._request = request
+    request: web.BaseRequest
 
     def peer(self) -> str:
         """Return the address of the client as gRPC names it."""
-        transport = self._request.transport
+        transport = self.request.transport
         address = transport.get_extra_info("peername") if transport else None
         if not address:
             return "http"
@@ -60,9 +57,9 @@ class _Caller:
 
     def invocation_metadata(self) -> Iterable[tuple[str, Any]]:
         """Return the headers that authenticate the request."""
-        return [("authorization", value) for value in self._request.headers.getall("Authorization", ())]
+        return [("authorization", value) for value in self.request.headers.getall("Authorization", ())]
 
     def auth_context(self) -> dict[str, list[bytes]]:
         """Return the client certificate in gRPC's form; nothing without one."""
-        transport = self._request.transport
+        transport = self.request.transport
         return auth_context_of(transport.get_extra_info("ssl_object") if transport else None)

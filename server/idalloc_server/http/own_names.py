@@ -36,7 +36,11 @@ class OwnNames:
         if match is None:
             return False
         name = match[1].lower().removesuffix(".")
-        return name in self._names or name.endswith(".localhost") or _is_address(name.strip("[]"))
+        try:
+            ip_address(name.strip("[]"))
+        except ValueError:
+            return name in self._names or name.endswith(".localhost")
+        return True
 
     def require(self, handler: Handler, unless: Callable[[], bool]) -> Handler:
         """Return a handler that answers only under these names, unless callers authenticate.
@@ -53,11 +57,3 @@ class OwnNames:
             return await handler(request)
 
         return check
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
