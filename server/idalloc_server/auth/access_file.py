@@ -185,17 +185,17 @@ class AccessFile:
         """
         if not forced and not self._watch.has_changed():
             return None
-        was_read = self._watch.is_read
+        was_read = self._watch.states is not None
         policy = self.read(may_be_empty=True)
         if policy.is_empty and was_read and not forced:
             # Many editors remove or empty a file just before they write it: the next check decides.
-            self._watch.forget()
+            self._watch.states = None
             return None
         return policy
 
     def reload(self) -> None:
         """Make ``follow`` read the file now, changed or not."""
-        self._watch.request()
+        self._watch.requested.set()
 
     async def follow(self, apply: Callable[[AccessPolicy], None]) -> None:
         """Pass each new policy to ``apply`` until cancelled.

@@ -11,7 +11,7 @@ RESERVED = 32
 _REFILL_SECONDS = 1.0
 
 
-class Reserve:
+class SpareDescriptors:
     """Descriptors that are held open, so that no connection can take them. Safe for threads.
 
     ``lend`` closes some, for files or sockets that are opened at once. Another thread may take one
@@ -37,7 +37,8 @@ class Reserve:
         """Make descriptors free while this block opens what it needs."""
         with self._lock:
             self._lent += count
-            self._close(count)
+            for _ in range(min(count, len(self._held))):
+                os.close(self._held.pop())
         try:
             yield
         finally:
@@ -49,17 +50,14 @@ class Reserve:
         """Release all descriptors, and hold none until the next ``fill``."""
         with self._lock:
             self._fills = False
-            self._close(len(self._held))
+            while self._held:
+                os.close(self._held.pop())
 
     async def refill(self) -> None:
         """Fill the reserve every second, until cancelled: a lent descriptor may stay in use."""
         while True:
             await asyncio.sleep(_REFILL_SECONDS)
             self.fill()
-
-    def _close(self, count: int) -> None:
-        for _ in range(min(count, len(self._held))):
-            os.close(self._held.pop())
 
     def _fill(self) -> None:
         while self._fills and len(self._held) < self._size - self._lent:
@@ -69,4 +67,4 @@ class Reserve:
                 return  # at the limit
 
 
-reserve = Reserve()
+reserve = SpareDescriptors()

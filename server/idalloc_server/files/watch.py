@@ -27,17 +27,12 @@ class FileWatch:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = tuple(paths)
-        self._states: _States | None = None
-        self._requested = asyncio.Event()
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the files were read, and not forgotten since."""
-        return self._states is not None
+        self.states: _States | None = None  # None makes the next check read the files, changed or not
+        self.requested = asyncio.Event()  # ends the present or the next ``wait`` at once
 
     def has_changed(self) -> bool:
         """Return whether the files must be read: they have changed, or were not read."""
-        return self._states is None or self._states != self._look()
+        return self.states is None or self.states != self._look()
 
     def read(self, load: Callable[[], T]) -> T:
         """Return what ``load`` returns, which reads the files.
@@ -46,41 +41,33 @@ class FileWatch:
             StartRefused: See ``load``.
         """
         states = self._look()  # before the content: a change meanwhile is noticed
-        self._states = None
+        self.states = None
         try:
             with reserve.lend():  # at the limit of open files, too
                 loaded = load()
         except FileUnreadable:
             raise
         except StartRefused:
-            self._states = states
+            self.states = states
             raise
-        self._states = states
+        self.states = states
         return loaded
-
-    def forget(self) -> None:
-        """Make the next check read the files, changed or not."""
-        self._states = None
-
-    def request(self) -> None:
-        """End the present or the next ``wait`` at once."""
-        self._requested.set()
 
     async def wait(self) -> bool:
         """Wait until the next check; return whether it was requested."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._requested.wait(), POLL_SECONDS)
-        requested = self._requested.is_set()
-        self._requested.clear()
+            await asyncio.wait_for(self.requested.wait(), POLL_SECONDS)
+        requested = self.requested.is_set()
+        self.requested.clear()
         return requested
 
     def _look(self) -> _States:
-        return [_state_of(path) for path in self._paths]
-
-
-def _state_of(path: Path) -> tuple[int, ...]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        return (error.errno or 0,)
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        states: _States = []
+        for path in self._paths:
+            try:
+                status = path.stat()
+            except OSError as error:
+                states.append((error.errno or 0,))
+            else:
+                states.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return states

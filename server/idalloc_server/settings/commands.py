@@ -82,7 +82,8 @@ def with_store(
 
     async def run_on_store(settings: Settings) -> None:
         async with AsyncExitStack() as stack:
-            store, witness = open_store(settings.store, SystemClock(), settings.store_timeout), None
+            store = open_store(settings.store, SystemClock(), settings.store_timeout)
+            witness = None
             stack.push_async_callback(store.close)
             if not opening.creates or (opening.repairs and not settings.witness):
                 check_exists(store, "store")

@@ -56,8 +56,13 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
             )
     path = config or environ.get(f"{ENV_PREFIX}CONFIG")
     file: _Source = (_read_toml(path) if path else {}, lambda name: f"{name} in {path}")
+    variables = {
+        name.removeprefix(ENV_PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX) and not _NOT_SETTINGS.fullmatch(name, len(ENV_PREFIX))
+    }
     overrides: list[_Source] = [
-        (_from_environment(environ), lambda name: f"{ENV_PREFIX}{name.upper()}"),
+        (variables, lambda name: f"{ENV_PREFIX}{name.upper()}"),
         ({n: v for n, v in flags.items() if v is not None}, lambda name: f"--{name.replace('_', '-')}"),
     ]
     # The listen address selects the persisted settings.
@@ -76,14 +81,18 @@ _Source = tuple[Mapping[str, Any], Callable[[str], str]]
 def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    model = installed().settings
+    model, missing = installed()
     for source, describe in sources:
         for name, value in source.items():
-            values[name], origins[name] = value, describe(name)
+            values[name] = value
+            origins[name] = describe(name)
             if name in model.renamed:
                 raise StartRefused(origins[name], f"is now {describe(model.renamed[name]).partition(' in ')[0]}")
             if name not in model.model_fields:
-                raise StartRefused(origins[name], _unknown(name))
+                problem = "there is no such setting; `idalloc serve --help` lists all"
+                if (port := name.partition("_")[0]) in missing:
+                    problem = f"this installation has no port {port}: pip install --force-reinstall 'idalloc[server]'"
+                raise StartRefused(origins[name], problem)
     try:
         return model(**values), origins
     except ValidationError as error:
@@ -98,13 +107,6 @@ def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
         raise StartRefused(origins.get(name, name), message[:1].lower() + message[1:]) from None
 
 
-def _unknown(name: str) -> str:
-    port = name.partition("_")[0]
-    if port in installed().missing:
-        return f"this installation has no port {port}: pip install --force-reinstall 'idalloc[server]'"
-    return "there is no such setting; `idalloc serve --help` lists all"
-
-
 def _read_toml(path: str) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file:
@@ -114,11 +116,3 @@ def _read_toml(path: str) -> dict[str, Any]:
     # ValueError: invalid TOML or UTF-8, or a number with too many digits for Python.
     except (ValueError, RecursionError) as error:
         raise StartRefused("config", f"{path} is not TOML: {error}") from None
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.removeprefix(ENV_PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(ENV_PREFIX) and not _NOT_SETTINGS.fullmatch(name, len(ENV_PREFIX))
-    }

@@ -53,11 +53,11 @@ def test_a_failed_read_is_repeated_if_the_file_was_unreadable(path: Path, error:
     watch = FileWatch([path])
     with pytest.raises(StartRefused):
         watch.read(lambda: failing(error))
-    assert (watch.is_read, watch.has_changed()) == (is_read, not is_read)
+    assert (watch.states is not None, watch.has_changed()) == (is_read, not is_read)
 
 
 async def test_a_request_ends_the_wait(path: Path) -> None:
     """A requested check begins at once, and once."""
     watch = FileWatch([path])
-    watch.request()
+    watch.requested.set()
     assert [await watch.wait(), await watch.wait()] == [True, False]

@@ -4,8 +4,8 @@ import asyncio
 import errno
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import ClassVar
 
 import pytest
@@ -248,20 +248,21 @@ def exhausted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     state = {"full": False, "lent": False}
     accept = socket.socket.accept
 
-    class Reserve(descriptors.Reserve):
-        def _close(self, count: int) -> None:
-            super()._close(count)
+    class Lending(descriptors.SpareDescriptors):
+        @contextmanager
+        def lend(self, count: int = 1) -> Iterator[None]:
             state["lent"] = True
-
-        def _fill(self) -> None:
-            state["lent"] = False
+            try:
+                yield
+            finally:
+                state["lent"] = False
 
     def accept_or_fail(self: socket.socket) -> object:
         if state["full"] and not state["lent"]:
             raise OSError(errno.EMFILE, "Too many open files")
         return accept(self)
 
-    monkeypatch.setattr(connections, "reserve", Reserve())
+    monkeypatch.setattr(connections, "reserve", Lending())
     monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
     return lambda: state.update(full=True)
 
@@ -297,7 +298,7 @@ async def test_without_a_reserve_the_port_pauses_and_goes_on(monkeypatch: pytest
 
 def test_the_reserve_lends_and_fills_again() -> None:
     """A lent descriptor is free for the block, and held again after it; none before ``fill``."""
-    reserve = descriptors.Reserve(4)
+    reserve = descriptors.SpareDescriptors(4)
     with reserve.lend():
         pass
     assert reserve._held == []
