@@ -17,17 +17,14 @@ from typing import Any, NoReturn
 from idalloc_server.auth.access import ADMIN, READ, AccessPolicy, Identity
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.authenticate import Authenticator
-from idalloc_server.auth.authorize import RULES, Rule, readable_sequences
+from idalloc_server.auth.authorize import RULES, Rule
 from idalloc_server.auth.call_types import (
     Admit,
-    BatchHandler,
     Context,
     MessageStream,
     MetadataReader,
     PeerReader,
     Refund,
-    RequestsHandler,
-    StreamHandler,
     UnaryHandler,
     connection_peer,
     invocation_metadata,
@@ -79,11 +76,16 @@ class AccessControl:
         self.peer_of = peer_of
         self.limits = Limits(clock, current, self.audit)
         self.authenticator = Authenticator(
-            current, self.limits, requires_authentication, metadata_of, peer_of, certificates
+            current,
+            self.limits,
+            required=requires_authentication or bool(current.identities),
+            metadata_of=metadata_of,
+            peer_of=peer_of,
+            certificates=certificates,
         )
-        self._max_ids = max_ids_per_call
+        self.max_ids = max_ids_per_call
         # If not, only administrative calls are wrapped, for the audit.
-        self._checks_calls = policy is not None or certificates is not None
+        self.checks_calls = policy is not None or certificates is not None
 
     @property
     def requires_authentication(self) -> bool:
@@ -106,181 +108,23 @@ class AccessControl:
 
         Args:
             method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
-            handler: A ``StreamHandler``, a ``RequestsHandler``, a ``BatchHandler`` or a
-                ``UnaryHandler``.
+            handler: A ``StreamHandler``, a ``RequestsHandler``, a ``BatchHandler``, a
+                ``ListHandler`` or a ``UnaryHandler``.
             streams: Whether the method sends a stream. Then the returned handler is a
                 ``StreamHandler``, or it takes the ``MessageStream`` and the context. Any other
                 returned handler is a ``UnaryHandler``.
         """
         rule = RULES[method]
-        if rule.is_batch and streams:
-            return self._check_requests(method, rule, handler)
+        checked = _CheckedMethod(self, method, rule, handler)
         if rule.is_batch:
-            return self._check_batch(method, rule, handler)
+            return checked.call_with_requests if streams else checked.call_batch
         if rule.role == ADMIN:
-            return self._check_admin(method, rule, handler)
-        if not self._checks_calls:
+            return checked.call_admin
+        if not self.checks_calls:
             return handler
         if rule.role == READ:
-            return self._check_read(method, rule, handler)
-        return self._check_stream(method, rule, handler) if streams else self._check_allocate(method, rule, handler)
-
-    def _check_allocate(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
-        role, has_sequence, most = rule.role, bool(rule.sequence_field), self._max_ids
-        authenticate, charge, quotas = self.authenticator.authenticate, self.limits.charge, self.limits.quotas
-        charge_creation = self.limits.charge_creation
-
-        # The hot path: each Python call counts here.
-        async def call(request: Any, context: Context) -> Any:
-            identity = authenticate(method, context)
-            sequence = request.sequence if has_sequence else None
-            if not identity.has_role(role, sequence):
-                self._deny(method, context, identity, rule, sequence)
-            if has_sequence:
-                admit_creation.set(partial(charge_creation, method, identity))
-            budgets = quotas.budgets_of(identity, sequence)
-            if not budgets:
-                return await handler(request, context)
-            count = request.id_count or 1
-            ids = count if 0 < count <= most else 0
-            charge(method, identity, budgets, ids)
-            try:
-                return await handler(request, context)
-            except (RequestIdReused, RequestIdBurned):
-                raise  # The call may have burned as many ids.
-            except Refusal:
-                quotas.refund(budgets, ids)
-                raise
-
-        return call
-
-    def _check_batch(self, method: str, rule: Rule, handler: BatchHandler) -> UnaryHandler:
-        async def call(request: Any, context: Context) -> Any:
-            if not self._checks_calls:
-                return await handler(request, context, lambda sequence, ids: None)
-            identity, _ = self._authorize(method, rule, request, context)
-            try:
-                return await handler(request, context, partial(self._admit, method, rule, context, identity))
-            except Refusal:
-                self.limits.charge_call(method, identity)  # An invalid request is a call, too.
-                raise
-
-        return call
-
-    def _check_requests(self, method: str, rule: Rule, handler: RequestsHandler) -> Callable[..., Awaitable[None]]:
-        async def serve(messages: MessageStream, context: Context) -> None:
-            if not self._checks_calls:
-                await handler(messages, context, None)
-                return
-            caller = _StreamCaller(self, method, context, partial(self._authorize, method, rule, None, context))
-            self.limits.charge_call(method, caller.identity)
-            messages.check = caller.check
-
-            async def admit(sequence: str | None, ids: int, seconds: float) -> Refund | None:
-                await caller.wait_for_quota(ids, messages.pause, seconds, has_call=True)
-                return self._admit(method, rule, context, caller.identity, sequence, ids)
-
-            with self.limits.stream_slot(method, caller.identity):
-                await handler(messages, context, admit)
-
-        return serve
-
-    def _check_stream(self, method: str, rule: Rule, handler: StreamHandler) -> StreamHandler:
-        limits = self.limits
-
-        async def stream(request: Any, context: Context, admit: Admit) -> AsyncGenerator[Any, None]:
-            caller = _StreamCaller(self, method, context, partial(self._authorize, method, rule, request, context))
-            unsent: int | None = None  # charged ids of a message that is not sent yet
-
-            async def pause(seconds: float) -> None:
-                await asyncio.sleep(seconds)
-                await admit(0)
-
-            async def charge(ids: int) -> None:
-                nonlocal unsent
-                await admit(0)
-                if unsent is None:
-                    limits.charge(method, caller.identity, caller.budgets, ids)
-                else:
-                    await caller.wait_for_quota(ids, pause)
-                    limits.quotas.charge(caller.budgets, ids, more_calls=0)
-                unsent = ids
-                await admit(ids)
-
-            with limits.stream_slot(method, caller.identity):
-                try:
-                    async with aclosing(handler(request, context, charge)) as replies:
-                        async for reply in replies:
-                            yield reply
-                            unsent = 0
-                except Refusal:
-                    if unsent is None:
-                        limits.charge(method, caller.identity, caller.budgets, 0)  # as a call
-                    limits.quotas.refund(caller.budgets, unsent or 0)
-                    raise
-
-        return stream
-
-    def _admit(
-        self, method: str, rule: Rule, context: Context, identity: Identity, sequence: str | None, ids: int
-    ) -> Refund | None:
-        """See ``AdmitRequest``."""
-        if not identity.has_role(rule.role, sequence):
-            self._deny(method, context, identity, rule, sequence)
-        budgets = self.limits.quotas.budgets_of(identity, sequence)
-        if not budgets:
-            return None
-        ids = (ids or 1) if 0 <= ids <= self._max_ids else 0
-        self.limits.charge(method, identity, budgets, ids)
-        return partial(self.limits.quotas.refund, budgets, ids)
-
-    def _check_read(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
-        async def call(request: Any, context: Context) -> Any:
-            identity, _ = self._authorize(method, rule, request, context)
-            self.limits.charge_call(method, identity)
-            before = readable_sequences.set(identity.roles[READ])
-            try:
-                return await handler(request, context)
-            finally:
-                readable_sequences.reset(before)
-
-        return call
-
-    def _check_admin(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
-        async def call(request: Any, context: Context) -> Any:
-            identity, sequence = self._authorize(method, rule, request, context)
-            self.limits.charge_call(method, identity)
-            fields: dict[str, Any] = {} if sequence is None else {"sequence": sequence}
-            fields |= {name: getattr(request, name) for name in rule.audited_fields}
-            fields = {name: shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
-            with self.audit.record_admin_call(
-                identity=identity.name, peer=self.peer_of(context), method=method, **fields
-            ):
-                return await handler(request, context)
-
-        return call
-
-    def _authorize(self, method: str, rule: Rule, request: Any, context: Context) -> tuple[Identity, str | None]:
-        """Return the caller's identity, and the sequence that its request names.
-
-        Raises:
-            Refusal: The caller is not authenticated, lacks the required role, or exceeds a limit.
-        """
-        identity = self.authenticator.authenticate(method, context)
-        sequence = attrgetter(rule.sequence_field)(request) if rule.sequence_field else None
-        role = rule.role
-        if not (identity.roles[role].any_name if rule.all_sequences else identity.has_role(role, sequence)):
-            self._deny(method, context, identity, rule, sequence)
-        admit_creation.set(partial(self.limits.charge_creation, method, identity))
-        return identity, sequence
-
-    def _deny(self, method: str, context: Context, identity: Identity, rule: Rule, sequence: str | None) -> NoReturn:
-        self.limits.charge_call(method, identity)
-        sequence = None if sequence is None else shorten(sequence)
-        refusal = PermissionDenied(identity.name, rule.role, sequence)
-        target = {} if sequence is None else {"sequence": sequence}
-        self.limits.record_denied(method, identity, refusal, self.peer_of(context), **target)
-        raise refusal
+            return checked.call_read
+        return checked.stream if streams else checked.allocating()
 
     def share_of(self, context: Context) -> StreamShare:
         """Return the share of a stream: of its caller's identity, else of its connection."""
@@ -311,7 +155,7 @@ class AccessControl:
             Refusal: The caller is not authenticated, lacks the role read on all sequences, or
                 exceeds a limit.
         """
-        identity, _ = self._authorize(method, _READER, None, context)
+        identity, _ = _CheckedMethod(self, method, _READER).authorize(None, context)
         self.limits.charge_call(method, identity)
 
     def refuse_unread(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
@@ -326,14 +170,177 @@ class AccessControl:
         raise refusal
 
 
+@dataclass(frozen=True)
+class _CheckedMethod:
+    """The checks of one method's calls before its handler."""
+
+    access_control: AccessControl
+    method: str  # the full name
+    rule: Rule
+    handler: Any = None  # see ``AccessControl.add_checks``; None if only ``authorize`` is called
+
+    def authorize(self, request: Any, context: Context) -> tuple[Identity, str | None]:
+        """Return the caller's identity, and the sequence that its request names.
+
+        Raises:
+            Refusal: The caller is not authenticated, lacks the required role, or exceeds a limit.
+        """
+        rule = self.rule
+        identity = self.access_control.authenticator.authenticate(self.method, context)
+        sequence = attrgetter(rule.sequence_field)(request) if rule.sequence_field else None
+        if not (identity.roles[rule.role].any_name if rule.all_sequences else identity.has_role(rule.role, sequence)):
+            self._deny(context, identity, sequence)
+        admit_creation.set(partial(self.access_control.limits.charge_creation, self.method, identity))
+        return identity, sequence
+
+    def _deny(self, context: Context, identity: Identity, sequence: str | None) -> NoReturn:
+        limits = self.access_control.limits
+        limits.charge_call(self.method, identity)
+        sequence = None if sequence is None else shorten(sequence)
+        refusal = PermissionDenied(identity.name, self.rule.role, sequence)
+        target = {} if sequence is None else {"sequence": sequence}
+        limits.record_denied(self.method, identity, refusal, self.access_control.peer_of(context), **target)
+        raise refusal
+
+    def _admit(self, context: Context, identity: Identity, sequence: str | None, ids: int) -> Refund | None:
+        """See ``AdmitRequest``."""
+        if not identity.has_role(self.rule.role, sequence):
+            self._deny(context, identity, sequence)
+        limits = self.access_control.limits
+        budgets = limits.quotas.budgets_of(identity, sequence)
+        if not budgets:
+            return None
+        ids = (ids or 1) if 0 <= ids <= self.access_control.max_ids else 0
+        limits.charge(self.method, identity, budgets, ids)
+        return partial(limits.quotas.refund, budgets, ids)
+
+    def allocating(self) -> UnaryHandler:
+        """Return the handler of a unary method that takes ids."""
+        method = self.method
+        role = self.rule.role
+        has_sequence = bool(self.rule.sequence_field)
+        handler = self.handler
+        most = self.access_control.max_ids
+        limits = self.access_control.limits
+        quotas = limits.quotas
+        authenticate = self.access_control.authenticator.authenticate
+        charge = limits.charge
+        charge_creation = limits.charge_creation
+
+        # The hot path: each Python call counts here.
+        async def call(request: Any, context: Context) -> Any:
+            identity = authenticate(method, context)
+            sequence = request.sequence if has_sequence else None
+            if not identity.has_role(role, sequence):
+                self._deny(context, identity, sequence)
+            if has_sequence:
+                admit_creation.set(partial(charge_creation, method, identity))
+            budgets = quotas.budgets_of(identity, sequence)
+            if not budgets:
+                return await handler(request, context)
+            count = request.id_count or 1
+            ids = count if 0 < count <= most else 0
+            charge(method, identity, budgets, ids)
+            try:
+                return await handler(request, context)
+            except (RequestIdReused, RequestIdBurned):
+                raise  # The call may have burned as many ids.
+            except Refusal:
+                quotas.refund(budgets, ids)
+                raise
+
+        return call
+
+    async def call_batch(self, request: Any, context: Context) -> Any:
+        """Check a call, and let its handler (``BatchHandler``) check each of the requests in it."""
+        if not self.access_control.checks_calls:
+            return await self.handler(request, context, lambda sequence, ids: None)
+        identity, _ = self.authorize(request, context)
+        try:
+            return await self.handler(request, context, partial(self._admit, context, identity))
+        except Refusal:
+            self.access_control.limits.charge_call(self.method, identity)  # An invalid request is a call, too.
+            raise
+
+    async def call_with_requests(self, messages: MessageStream, context: Context) -> None:
+        """Check a stream, and let its handler (``RequestsHandler``) check each request in it."""
+        if not self.access_control.checks_calls:
+            await self.handler(messages, context, None)
+            return
+        caller = _StreamCaller(self, None, context)
+        limits = self.access_control.limits
+        limits.charge_call(self.method, caller.identity)
+        messages.check = caller.check
+
+        async def admit(sequence: str | None, ids: int, seconds: float) -> Refund | None:
+            await caller.wait_for_quota(ids, messages.pause, seconds, has_call=True)
+            return self._admit(context, caller.identity, sequence, ids)
+
+        with limits.stream_slot(self.method, caller.identity):
+            await self.handler(messages, context, admit)
+
+    async def stream(self, request: Any, context: Context, admit: Admit) -> AsyncGenerator[Any, None]:
+        """Check a call, and charge the ids of each message that its handler sends."""
+        limits = self.access_control.limits
+        caller = _StreamCaller(self, request, context)
+        unsent: int | None = None  # charged ids of a message that is not sent yet
+
+        async def pause(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            await admit(0)
+
+        async def charge(ids: int) -> None:
+            nonlocal unsent
+            await admit(0)
+            if unsent is None:
+                limits.charge(self.method, caller.identity, caller.budgets, ids)
+            else:
+                await caller.wait_for_quota(ids, pause)
+                limits.quotas.charge(caller.budgets, ids, more_calls=0)
+            unsent = ids
+            await admit(ids)
+
+        with limits.stream_slot(self.method, caller.identity):
+            try:
+                async with aclosing(self.handler(request, context, charge)) as replies:
+                    async for reply in replies:
+                        yield reply
+                        unsent = 0
+            except Refusal:
+                if unsent is None:
+                    limits.charge(self.method, caller.identity, caller.budgets, 0)  # as a call
+                limits.quotas.refund(caller.budgets, unsent or 0)
+                raise
+
+    async def call_read(self, request: Any, context: Context) -> Any:
+        """Check and charge a call that takes no ids."""
+        identity, _ = self.authorize(request, context)
+        self.access_control.limits.charge_call(self.method, identity)
+        if self.rule.lists_sequences:
+            return await self.handler(request, context, identity.roles[READ])
+        return await self.handler(request, context)
+
+    async def call_admin(self, request: Any, context: Context) -> Any:
+        """Check, charge and audit a call that changes something."""
+        identity, sequence = self.authorize(request, context)
+        self.access_control.limits.charge_call(self.method, identity)
+        fields: dict[str, Any] = {} if sequence is None else {"sequence": sequence}
+        fields |= {name: getattr(request, name) for name in self.rule.audited_fields}
+        fields = {name: shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
+        peer = self.access_control.peer_of(context)
+        with self.access_control.audit.record_admin_call(
+            identity=identity.name, peer=peer, method=self.method, **fields
+        ):
+            return await self.handler(request, context)
+
+
 @dataclass(eq=False)
 class _StreamCaller:
     """The caller of one stream, who is checked again while the stream is open."""
 
-    access_control: AccessControl
-    method: str
+    checked: _CheckedMethod
+    request: Any  # names the sequence of all messages; None if each names its own
     context: Context
-    authorize: Callable[[], tuple[Identity, str | None]]  # returns the caller, and the stream's sequence
 
     def __post_init__(self) -> None:
         self._policy: AccessPolicy | None = None
@@ -341,10 +348,11 @@ class _StreamCaller:
 
     def check(self) -> None:
         """Authorize the caller again if the policy has changed."""
-        policy = self.access_control.authenticator.policy
+        access_control = self.checked.access_control
+        policy = access_control.authenticator.policy
         if self._policy is not policy:
-            self.identity, sequence = self.authorize()
-            self.budgets = self.access_control.limits.quotas.budgets_of(self.identity, sequence)
+            self.identity, sequence = self.checked.authorize(self.request, self.context)
+            self.budgets = access_control.limits.quotas.budgets_of(self.identity, sequence)
             self._policy = policy
 
     async def wait_for_quota(
@@ -355,10 +363,11 @@ class _StreamCaller:
         Return at once if that takes more than ``seconds``. ``pause`` waits, and raises the error of
         a stream that must end.
         """
+        access_control = self.checked.access_control
         while True:
-            self.access_control.authenticator.check_certificate(self.method, self.context)
+            access_control.authenticator.check_certificate(self.checked.method, self.context)
             self.check()
-            wait = self.access_control.limits.quotas.seconds_to_wait(self.budgets, ids, has_call=has_call)
+            wait = access_control.limits.quotas.seconds_to_wait(self.budgets, ids, has_call=has_call)
             if not 0 < wait <= seconds:
                 return
             wait = min(wait, STREAM_POLL_SECONDS)

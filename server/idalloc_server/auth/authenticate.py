@@ -28,9 +28,6 @@ class Authenticator:
     # By the value of the metadata: hashing a token costs more than the rest of the authentication.
     authenticated: dict[str, Identity] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.required = self.required or bool(self.policy.identities)
-
     def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply another policy."""
         self.policy = policy
@@ -60,7 +57,16 @@ class Authenticator:
         if authorization is not None:
             # Python's hashes of strings are keyed: the time of this lookup reveals nothing about
             # other tokens.
-            return self.authenticated.get(authorization) or self._check_token(method, context, authorization)
+            identity = self.authenticated.get(authorization)
+            if identity is not None:
+                return identity
+            if authorization[:7].lower() != "bearer ":
+                self._reject(method, context, "metadata 'authorization' must have the form: Bearer TOKEN")
+            identity = self.policy.find_by_token(authorization[7:])
+            if identity is None:
+                self._reject(method, context, "the token matches no identity of the access file")
+            self.authenticated[authorization] = identity
+            return identity
         if names:
             identity = self.policy.find_by_certificate(names)
             if identity is None:
@@ -94,15 +100,6 @@ class Authenticator:
             return self.certificates.check(context)
         except Unauthenticated as refusal:
             self._reject(method, context, str(refusal))
-
-    def _check_token(self, method: str, context: Context, authorization: str) -> Identity:
-        if authorization[:7].lower() != "bearer ":
-            self._reject(method, context, "metadata 'authorization' must have the form: Bearer TOKEN")
-        identity = self.policy.find_by_token(authorization[7:])
-        if identity is None:
-            self._reject(method, context, "the token matches no identity of the access file")
-        self.authenticated[authorization] = identity
-        return identity
 
     def _reject(self, method: str, context: Context, why: str) -> NoReturn:
         refusal = Unauthenticated(why)

@@ -1,10 +1,8 @@
 """Authorization: which role each method requires, and on which sequence."""
 
-from contextvars import ContextVar
 from typing import NamedTuple
 
 from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Role
-from idalloc_server.domain.sequences.patterns import Patterns
 
 
 class Rule(NamedTuple):
@@ -17,6 +15,8 @@ class Rule(NamedTuple):
     audited_fields: tuple[str, ...] = ()  # further fields of the request in the audit log
     # Whether the role is also required on the sequence of each of the request's requests.
     is_batch: bool = False
+    # Whether the reply has only the sequences on which the caller has the role.
+    lists_sequences: bool = False
 
 
 # The server does not start if a method of its services has no rule.
@@ -30,7 +30,7 @@ RULES = {
     "/idalloc.v1.IdAllocatorService/GenerateUuid": Rule(ALLOCATE),
     "/idalloc.v1.SequenceService/CreateSequence": Rule(ADMIN, "sequence.name"),
     "/idalloc.v1.SequenceService/GetSequence": Rule(READ, "name"),
-    "/idalloc.v1.SequenceService/ListSequences": Rule(READ),
+    "/idalloc.v1.SequenceService/ListSequences": Rule(READ, lists_sequences=True),
     "/idalloc.v1.SequenceService/UpdateSequence": Rule(ADMIN, "sequence.name"),
     "/idalloc.v1.SequenceService/DeleteSequence": Rule(ADMIN, "name"),
     "/idalloc.v1.SequenceService/AdvanceSequence": Rule(ADMIN, "name", audited_fields=("past", "period")),
@@ -38,6 +38,3 @@ RULES = {
     "/idalloc.v1.NodeService/GetNode": Rule(READ),
     "/idalloc.v1.NodeService/UpdateNode": Rule(ADMIN, all_sequences=True, audited_fields=("persist",)),
 }
-
-# The sequences on which the caller has the role read; None for all.
-readable_sequences: ContextVar[Patterns | None] = ContextVar("readable_sequences", default=None)

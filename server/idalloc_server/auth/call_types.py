@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from idalloc_server.auth.turns import StreamShare
+from idalloc_server.domain.sequences.patterns import Patterns
 
 
 class Context(Protocol):
@@ -74,6 +75,8 @@ AdmitRequest = Callable[[str | None, int], Refund | None]
 # The same for a stream of requests. It waits at most the given seconds for the identity's quota.
 AdmitStreamed = Callable[[str | None, int, float], Awaitable[Refund | None]]
 BatchHandler = Callable[[Any, Context, AdmitRequest], Awaitable[Any]]
+# With the sequences on which the caller has the role read.
+ListHandler = Callable[[Any, Context, Patterns], Awaitable[Any]]
 RequestsHandler = Callable[[MessageStream, Context, AdmitStreamed | None], Awaitable[None]]
 MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
 PeerReader = Callable[[Context], str]

@@ -13,13 +13,13 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from idalloc.v1 import sequences_pb2 as pb
-from idalloc_server.auth.authorize import readable_sequences
 from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.administration.service import ChangeResult, SequenceService
 from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
+from idalloc_server.domain.sequences.patterns import Patterns
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
@@ -78,13 +78,14 @@ class SequencesServicer:
         """See sequences.proto."""
         return pb.GetSequenceResponse(sequence=_to_message(await self.service.get(request.name, request.period)))
 
-    async def ListSequences(self, request: pb.ListSequencesRequest, context: Context) -> pb.ListSequencesResponse:
+    async def ListSequences(
+        self, request: pb.ListSequencesRequest, context: Context, readable: Patterns | None = None
+    ) -> pb.ListSequencesResponse:
         """See sequences.proto."""
         if request.page_size < 0:
             raise InvalidRequest("page_size", f"must be at least 1, or 0 for the default, not {request.page_size}")
         size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         after = _last_listed(request)
-        readable = readable_sequences.get()
         try:
             found, last_name = await self.service.list(
                 request.name_prefix, after, size, with_deleted=request.show_deleted, visible=readable
