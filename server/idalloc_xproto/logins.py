@@ -54,7 +54,7 @@ class Logins:
         """
         context: Any = peer
         self.authenticator.check_certificate(method, context)
-        expires_at = self.certificates.expires_at(context) if self.certificates else None
+        expires_at = self.certificates.find(context).expires_at if self.certificates else None
         if not self.authenticator.required:
             return Credential(ANONYMOUS.name, b"", expires_at)
         identity = None if token is None else self.authenticator.policy.find_by_token(token)

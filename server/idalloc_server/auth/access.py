@@ -61,13 +61,9 @@ class AccessPolicy:
     def __init__(self, identities: Iterable[Identity] = (), quotas: Iterable[SequenceQuota] = ()) -> None:
         self.identities = tuple(identities)
         self.quotas = tuple(quotas)
+        self.is_empty = not self.identities and not self.quotas
         self._by_token = {digest: (digest, each) for each in self.identities for digest in each.tokens}
         self._by_certificate = {name: each for each in self.identities for name in each.certificates}
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the policy has neither an identity nor a quota."""
-        return not self.identities and not self.quotas
 
     def find_by_token(self, token: str) -> Identity | None:
         """Return the identity that has a token.

@@ -205,23 +205,24 @@ class AccessFile:
         """
         if self._is_readable:
             _log.warning("access_file_readable", path=str(self._path))
-        event, error, polls = "", "", 0
+        event = error = ""
+        polls = 0
         while True:
             forced = await self._watch.wait()
-            logged, policy = "" if forced else error, None
+            logged = "" if forced else error
+            policy = None
             polls += 1
             try:
                 read = partial(self.read_if_changed, forced=forced)
                 policy = await asyncio.get_running_loop().run_in_executor(self._reader, read)
             except StartRefused as refused:
-                event, error = "access_not_reloaded", str(refused)
+                event = "access_not_reloaded"
+                error = str(refused)
             if policy is not None:
                 apply(policy)
                 if policy.is_empty:
-                    event, error = (
-                        "access_empty",
-                        f"{self._path} has no [[identity]] and no [[quota]]: the server rejects every call",
-                    )
+                    event = "access_empty"
+                    error = f"{self._path} has no [[identity]] and no [[quota]]: the server rejects every call"
                 else:
                     error = ""
                     _log.info("access_reloaded", identities=len(policy.identities), quotas=len(policy.quotas))
@@ -246,7 +247,10 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
         tables = tomllib.loads(content.decode())
     # ValueError: invalid TOML or UTF-8, or a number with more digits than Python reads.
     except (ValueError, RecursionError) as error:
-        raise StartRefused("access_file", f"{path} is not TOML: {_position_of(error)}") from None
+        # Only the position of the error, not the text there: it may be a secret.
+        match = re.search(r"\(at [^)]*\)$", str(error))
+        problem = match[0].strip("()") if match else type(error).__name__
+        raise StartRefused("access_file", f"{path} is not TOML: {problem}") from None
     for name, value in tables.items():
         if name not in ("identity", "quota"):
             raise StartRefused(
@@ -269,12 +273,6 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
     )
 
 
-def _position_of(error: Exception) -> str:
-    """Return the position of a TOML error, without the text there: it may be a secret."""
-    match = re.search(r"\(at [^)]*\)$", str(error))
-    return match[0].strip("()") if match else type(error).__name__
-
-
 def _parse_entries(kind: type[Any], table: str, tables: dict[str, Any], path: str) -> list[Any]:
     entries = []
     for number, values in enumerate(tables.get(table, []), start=1):
@@ -282,7 +280,8 @@ def _parse_entries(kind: type[Any], table: str, tables: dict[str, Any], path: st
             entries.append(kind(**values))
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
-            message, location = first["msg"].removeprefix("Value error, "), first["loc"]
+            message = first["msg"].removeprefix("Value error, ")
+            location = first["loc"]
             if first["type"] == "extra_forbidden":
                 message = f"unknown key {_shown_key(str(location[0]))}; known keys: {', '.join(kind.model_fields)}"
                 location = ()
@@ -304,14 +303,10 @@ def _describe(table: str, number: int, values: dict[str, Any]) -> str:
 
 
 def _check_unique(identities: list[_IdentityEntry], path: str) -> None:
-    for key, values_of in (
-        ("name", lambda each: (each.name,)),
-        ("token_sha256", lambda each: each.token_sha256),
-        ("certificate", lambda each: each.certificate),
-    ):
+    for key in ("name", "token_sha256", "certificate"):
         owners: dict[str, _IdentityEntry] = {}
         for number, each in enumerate(identities, start=1):
-            for value in values_of(each):
+            for value in [each.name] if key == "name" else getattr(each, key):
                 if value in owners:
                     entry = _describe("identity", number, {"name": each.name})
                     why = f"duplicate: identity {owners[value].name!r} has the same"
@@ -323,11 +318,11 @@ def _check_unique(identities: list[_IdentityEntry], path: str) -> None:
 
 def _to_identity(entry: _IdentityEntry) -> Identity:
     return Identity(
-        entry.name,
-        tuple(bytes.fromhex(digest) for digest in entry.token_sha256),
-        entry.certificate,
-        {ALLOCATE: Patterns(entry.allocate), READ: Patterns(entry.read), ADMIN: Patterns(entry.admin)},
-        entry.ids_per_second,
-        entry.calls_per_second,
-        entry.streams,
+        name=entry.name,
+        tokens=tuple(bytes.fromhex(digest) for digest in entry.token_sha256),
+        certificates=entry.certificate,
+        roles={ALLOCATE: Patterns(entry.allocate), READ: Patterns(entry.read), ADMIN: Patterns(entry.admin)},
+        ids_per_second=entry.ids_per_second,
+        calls_per_second=entry.calls_per_second,
+        streams=entry.streams,
     )

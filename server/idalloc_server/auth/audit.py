@@ -14,16 +14,13 @@ from idalloc_server.telemetry.logs import audit_log, refused_log
 MAX_COUNTED_RECORDS = 1_000
 
 
-def _outcome(refusal: Refusal | type[Refusal]) -> dict[str, str]:
-    return {"code": refusal.status, "reason": refusal.reason}
-
-
 def _outcome_of(error: Exception) -> dict[str, str]:
     if isinstance(error, Refusal):
-        return {**_outcome(error), "why": str(error)}
+        return {"code": error.status, "reason": error.reason, "why": str(error)}
     return {"code": "INTERNAL", "reason": "INTERNAL"}
 
 
+@dataclass(eq=False)
 class Audit:
     """Writes audit records. A record has only the named fields of a request, and never a token.
 
@@ -31,15 +28,14 @@ class Audit:
     cannot fill.
     """
 
-    def __init__(self) -> None:
-        self.rejected: Counter[str] = Counter()  # rejected calls by reason
-        self._counts: Counter[tuple[str | None, str, type[Refusal], str]] = Counter()
+    rejected: Counter[str] = field(default_factory=Counter, init=False)  # rejected calls by reason
+    _counts: Counter[tuple[str | None, str, type[Refusal], str]] = field(default_factory=Counter, init=False)
 
     def record_rejected(self, refusal: Refusal, *, identity: str | None, peer: str, method: str, **target: str) -> None:
         """Record one rejected call with its target, such as a sequence."""
         self.rejected[refusal.reason] += 1
         call = {"identity": identity, "peer": peer, "method": method}
-        refused_log.info("audit", **call, **target, **_outcome(refusal), why=str(refusal))
+        refused_log.info("audit", **call, **target, **_outcome_of(refusal))
 
     def count_rejected(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
         """Count a rejected call of which there may be many; ``log_totals`` records the counts."""
@@ -51,9 +47,18 @@ class Audit:
 
     def log_totals(self) -> None:
         """Record the calls counted since the last call of this method."""
-        counts, self._counts = self._counts, Counter()
+        counts = self._counts
+        self._counts = Counter()
         for (identity, method, kind, subject), count in counts.items():
-            refused_log.info("audit", identity=identity, method=method, subject=subject, **_outcome(kind), count=count)
+            refused_log.info(
+                "audit",
+                identity=identity,
+                method=method,
+                subject=subject,
+                code=kind.status,
+                reason=kind.reason,
+                count=count,
+            )
 
     @contextmanager
     def record_admin_call(
@@ -71,31 +76,23 @@ class Audit:
             The fields of the record. The block may add some, such as how much it changed.
         """
         call = {"identity": identity, "peer": peer, "method": method, **fields}
-        record = _AdminCallRecord(call)
-        with listening(record.set_changes):
+        changes: dict[str, ChangedSettings] = {}
+        outcome: dict[str, str] = {}  # empty until the record is written
+
+        def set_changes(before: ChangedSettings, after: ChangedSettings) -> None:
+            changes.update(before=before, after=after)
+            if outcome:  # The caller cancelled the call, and the change was made nevertheless.
+                audit_log.info("audit", **call, **changes, code="OK", caller="left")
+
+        with listening(set_changes):
             try:
                 yield call
+                outcome["code"] = "OK"
             except Exception as error:
-                record.write(**outcome_of(error))
+                outcome |= outcome_of(error)
                 raise
             except BaseException:
-                record.write(code="CANCELLED")
+                outcome["code"] = "CANCELLED"
                 raise
-            record.write(code="OK")
-
-
-@dataclass(eq=False)
-class _AdminCallRecord:
-    call: dict[str, Any]  # who called what, with fields of the request
-    changes: dict[str, ChangedSettings] = field(default_factory=dict, init=False)
-    is_written: bool = field(default=False, init=False)
-
-    def set_changes(self, before: ChangedSettings, after: ChangedSettings) -> None:
-        """See ``ChangeListener``."""
-        self.changes = {"before": before, "after": after}
-        if self.is_written:  # The caller cancelled the call, and the change was made nevertheless.
-            audit_log.info("audit", **self.call, **self.changes, code="OK", caller="left")
-
-    def write(self, **outcome: str) -> None:
-        self.is_written = True
-        audit_log.info("audit", **self.call, **self.changes, **outcome)
+            finally:
+                audit_log.info("audit", **call, **changes, **outcome)

@@ -1,6 +1,7 @@
 """Client certificates: their names and their expiry."""
 
 import ssl
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any, NamedTuple
@@ -60,17 +61,9 @@ class ClientCertificates:
         Raises:
             Unauthenticated: The certificate has expired or cannot be read.
         """
-        certificate = self._find(context)
+        certificate = self.find(context)
         self.seconds_to(certificate.expires_at)
         return certificate.names
-
-    def expires_at(self, context: Context) -> float:
-        """Return when the certificate of a call's connection expires, in seconds since 1970.
-
-        Raises:
-            Unauthenticated: The certificate cannot be read.
-        """
-        return self._find(context).expires_at
 
     def seconds_to(self, expires_at: float) -> float:
         """Return the seconds until a certificate expires.
@@ -84,14 +77,19 @@ class ClientCertificates:
             raise Unauthenticated(f"the client certificate expired at {expiry:%Y-%m-%dT%H:%M:%SZ}")
         return seconds
 
-    def _find(self, context: Context) -> ClientCertificate:
+    def find(self, context: Context) -> ClientCertificate:
+        """Return the certificate of a call's connection.
+
+        Raises:
+            Unauthenticated: The certificate cannot be read.
+        """
         properties = context.auth_context()
         pem = next(iter(properties.get("x509_pem_cert", ())), b"")
         if not pem:  # Only HTTP: the other ports require one in the handshake.
             raise Unauthenticated("the client certificate cannot be read: the connection has none")
         return self._parsed.get(pem) or self._parse(pem, properties)
 
-    def _parse(self, pem: bytes, properties: Any) -> ClientCertificate:
+    def _parse(self, pem: bytes, properties: Mapping[str, Iterable[bytes]]) -> ClientCertificate:
         x509 = self._x509
         try:
             parsed = x509.load_pem_x509_certificate(pem)
@@ -103,18 +101,14 @@ class ClientCertificates:
         lists = (each.value for each in extensions if isinstance(each.value, x509.SubjectAlternativeName))
         if any("\0" in str(name.value) for names in lists for name in names):
             raise Unauthenticated("the client certificate has a name with a NUL character")
-        typed = (
-            f"{name_type}:{_normalize(name_type, name.decode(errors='replace'))}"
-            for key, name_type in _TYPES.items()
-            for name in properties.get(key, ())
-        )
-        certificate = ClientCertificate(parsed.not_valid_after_utc.timestamp(), tuple(typed))
+        names = []
+        for key, name_type in _TYPES.items():
+            for encoded in properties.get(key, ()):
+                name = encoded.decode(errors="replace")
+                # The access file's form of an address: an IPv6 address can be written in several.
+                names.append(f"{name_type}:{ip_address(name) if name_type == 'ip' else name}")
+        certificate = ClientCertificate(parsed.not_valid_after_utc.timestamp(), tuple(names))
         if len(self._parsed) >= self._max_certificates:
             del self._parsed[next(iter(self._parsed))]
         self._parsed[pem] = certificate
         return certificate
-
-
-def _normalize(name_type: str, name: str) -> str:
-    """Return an address in the access file's form: an IPv6 address can be written in several."""
-    return str(ip_address(name)) if name_type == "ip" else name

@@ -15,7 +15,8 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, Unauthenticated
 
 # The most sequences a second that the first uses by one identity create, and the most at once.
-CREATIONS_PER_SECOND, CREATIONS_AT_ONCE = 100, 1_000
+CREATIONS_PER_SECOND = 100
+CREATIONS_AT_ONCE = 1_000
 
 
 class Limits:

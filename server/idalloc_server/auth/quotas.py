@@ -53,14 +53,6 @@ class Bucket:
         # A call of max() costs more than the rest of this method.
         self.full_at = (full_at if full_at > now else now) + amount / self.rate  # noqa: FURB136
 
-    def refund(self, amount: float) -> None:
-        """Return tokens that were taken and not used."""
-        self.full_at -= amount / self.rate
-
-    def level(self, now: float) -> float:
-        """Return the tokens in the bucket; negative if it is in debt."""
-        return (self.burst_seconds - self.seconds_to_full(now)) * self.rate
-
     def seconds_to_full(self, now: float) -> float:
         """Return the seconds until the bucket is full."""
         return max(0.0, self.full_at - now)
@@ -85,6 +77,7 @@ class Budget:
         subject: str,
         ids_per_second: int | None,
         calls_per_second: int | None,
+        *,
         now: float,
         streams: int | None = None,
     ) -> None:
@@ -124,7 +117,9 @@ def _transfer(old: Bucket | None, new: Bucket | None, now: float) -> Bucket | No
         return new
     if old.rate == new.rate:
         return old
-    new.take(max(0.0, new.level(now) - old.level(now)), now)
+    # Of the tokens in each bucket, negative if it is in debt.
+    new_level, old_level = ((each.burst_seconds - each.seconds_to_full(now)) * each.rate for each in (new, old))
+    new.take(max(0.0, new_level - old_level), now)
     return new
 
 
@@ -147,7 +142,7 @@ class Quotas:
         for each in policy.identities:
             if each.ids_per_second or each.calls_per_second or each.streams:
                 subject = f"identity:{each.name}"
-                wanted = Budget(subject, each.ids_per_second, each.calls_per_second, now, each.streams)
+                wanted = Budget(subject, each.ids_per_second, each.calls_per_second, now=now, streams=each.streams)
                 budget = old.get(each.name, wanted)
                 budget.change_limits(wanted, now)
                 self._identities[each.name] = budget
@@ -166,7 +161,16 @@ class Quotas:
             sequence: The sequence of the ids; None if they are of no sequence.
         """
         own = self._identities.get(identity.name)
-        shared = self._budget_of_sequence(sequence) if sequence is not None and self._policy.quotas else None
+        shared = None
+        if sequence is not None and self._policy.quotas:
+            try:
+                shared = self._sequences[sequence]
+            except KeyError:
+                if len(sequence) <= MAX_NAME_BYTES:  # No sequence has a longer name, and it is too long to keep.
+                    now = self._now()
+                    if len(self._sequences) >= self._max_sequences:
+                        self._sequences = most_in_debt(self._sequences, self._max_sequences // 2, now)
+                    shared = self._sequences[sequence] = self._new_budget(sequence, now)
         if shared is None:
             return () if own is None else (own,)
         return (shared,) if own is None else (own, shared)
@@ -202,7 +206,7 @@ class Quotas:
         """Refund ids that a call did not get."""
         for budget in budgets:
             if budget.ids is not None:
-                budget.ids.refund(ids)
+                budget.ids.full_at -= ids / budget.ids.rate
 
     def open_stream(self, identity: Identity) -> Budget | None:
         """Count an open stream in the identity's budget, and return that; None without a quota.
@@ -217,23 +221,10 @@ class Quotas:
             budget.open_streams += 1
         return budget
 
-    def _budget_of_sequence(self, name: str) -> Budget | None:
-        try:
-            return self._sequences[name]
-        except KeyError:
-            pass
-        if len(name) > MAX_NAME_BYTES:
-            return None  # No sequence has such a name, and it is too long to keep.
-        now = self._now()
-        if len(self._sequences) >= self._max_sequences:
-            self._sequences = most_in_debt(self._sequences, self._max_sequences // 2, now)
-        budget = self._sequences[name] = self._new_budget(name, now)
-        return budget
-
     def _new_budget(self, name: str, now: float) -> Budget | None:
         for quota in self._policy.quotas:
             if quota.sequence.match(name):
-                return Budget(f"sequence:{name}", quota.ids_per_second, quota.calls_per_second, now)
+                return Budget(f"sequence:{name}", quota.ids_per_second, quota.calls_per_second, now=now)
         return None
 
 

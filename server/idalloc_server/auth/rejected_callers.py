@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from ipaddress import IPv6Network, ip_address
 from urllib.parse import unquote
 
@@ -19,7 +20,8 @@ MAX_CALLERS = 10_000
 # How long the server delays an answer to a host beyond these, in seconds, at random: answers at the
 # same time bring further calls at the same time. A delayed call counts as one of its connection, so
 # a flood makes no more calls than it has answers.
-MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 3.0
+MIN_DELAY_SECONDS = 1.0
+MAX_DELAY_SECONDS = 3.0
 # The most answers that a process delays. Each takes 15 kB.
 MAX_DELAYED = 5_000
 # The smallest network that a provider assigns to one customer.
@@ -27,44 +29,36 @@ IPV6_PREFIX = 64
 _PORT = re.compile(r"(?<![:\[]):\d+$")
 
 
+@dataclass(eq=False)
 class CallerRates:
-    """Limits each caller to ``rate`` events a second, and ``burst`` at once; by default rejections.
+    """Limits the events of each caller; by default rejections."""
 
-    Keeps ``max_callers`` callers in memory at most.
-    """
-
-    def __init__(
-        self, clock: Clock, rate: int = ATTEMPTS_PER_SECOND, burst: int = BURST, *, max_callers: int = MAX_CALLERS
-    ) -> None:
-        self._now = clock.boot
-        self._rate = rate
-        self._burst = burst
-        self._max_callers = max_callers
-        self._callers: dict[str, Bucket] = {}
+    clock: Clock
+    rate: int = ATTEMPTS_PER_SECOND  # the most events of a caller a second
+    burst: int = BURST  # the most at once
+    max_callers: int = MAX_CALLERS  # the most callers in memory
+    _callers: dict[str, Bucket] = field(default_factory=dict, init=False)
 
     def count(self, caller: str) -> float:
         """Count an event; return 0, or beyond the limit the seconds until one is allowed."""
-        now = self._now()
+        now = self.clock.boot()
         bucket = self._callers.get(caller)
         if bucket is None:
-            if len(self._callers) >= self._max_callers:
-                self._callers = most_in_debt(self._callers, self._max_callers // 2, now)
-            bucket = self._callers[caller] = Bucket(self._rate, now, burst=self._burst)
+            if len(self._callers) >= self.max_callers:
+                self._callers = most_in_debt(self._callers, self.max_callers // 2, now)
+            bucket = self._callers[caller] = Bucket(self.rate, now, burst=self.burst)
         seconds = bucket.seconds_to_wait(now)
         if not seconds:
             bucket.take(1, now)
         return seconds
 
 
+@dataclass(eq=False)
 class DelayedAnswers:
-    """Delays the answers to hosts whose calls are rejected too often.
+    """Delays the answers to hosts whose calls are rejected too often."""
 
-    ``uniform`` returns a random number between two.
-    """
-
-    def __init__(self, uniform: Callable[[float, float], float] = random.uniform) -> None:
-        self._uniform = uniform
-        self._waiting = 0
+    uniform: Callable[[float, float], float] = random.uniform  # returns a random number between two
+    _waiting: int = field(default=0, init=False)
 
     async def wait(self, seconds_left: float | None) -> None:
         """Wait before an answer, unless too many wait.
@@ -75,7 +69,7 @@ class DelayedAnswers:
         """
         if self._waiting >= MAX_DELAYED:
             return
-        delay = self._uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
+        delay = self.uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
         self._waiting += 1
         try:
             await asyncio.sleep(delay if seconds_left is None else min(delay, seconds_left / 2))

@@ -38,7 +38,11 @@ def new(
     """
     token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     digest = sha256(token.encode()).hexdigest()
-    entry = _format_entry(name, digest, {"allocate": allocate, "read": read, "admin": admin})
+    lines = ["[[identity]]", f"name = {_toml_string(name)}", f'token_sha256 = ["{digest}"]']
+    for role, patterns in {"allocate": allocate, "read": read, "admin": admin}.items():
+        if patterns:
+            lines.append(f"{role} = [{', '.join(map(_toml_string, patterns))}]")
+    entry = "\n".join(lines) + "\n"
     try:
         parse(entry.encode(), "the new entry")
     except StartRefused as refused:
@@ -49,12 +53,6 @@ def new(
     if context.obj.output != "json":
         sys.stdout.flush()
         print(entry, file=sys.stderr)
-
-
-def _format_entry(name: str, digest: str, roles: dict[str, list[str] | None]) -> str:
-    lines = ["[[identity]]", f"name = {_toml_string(name)}", f'token_sha256 = ["{digest}"]']
-    lines += [f"{role} = [{', '.join(map(_toml_string, patterns))}]" for role, patterns in roles.items() if patterns]
-    return "\n".join(lines) + "\n"
 
 
 def _toml_string(text: str) -> str:

@@ -7,12 +7,14 @@ grpcio accepts too few new calls: unary calls of others then wait for seconds.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 # The most streams of a process that write at a time, and the most of their requests that wait for
 # the store, and that are unanswered. One caller alone has at most half of each.
-MAX_TURNS, MAX_STORE_WAITS, MAX_UNANSWERED = 4, 64, 20_000
+MAX_TURNS = 4
+MAX_STORE_WAITS = 64
+MAX_UNANSWERED = 20_000
 # How long a turn lasts if the stream waits: for the store, or for a client that does not read.
 MAX_TURN_SECONDS = 0.01
 
@@ -67,13 +69,13 @@ class FairShare:
             del self._waiting[caller]
 
 
+@dataclass(eq=False)
 class Shares:
     """What the streams of all callers of a process share."""
 
-    def __init__(self) -> None:
-        self.turns = FairShare(MAX_TURNS)
-        self.store_waits = FairShare(MAX_STORE_WAITS)
-        self.unanswered = FairShare(MAX_UNANSWERED)
+    turns: FairShare = field(default_factory=lambda: FairShare(MAX_TURNS))
+    store_waits: FairShare = field(default_factory=lambda: FairShare(MAX_STORE_WAITS))
+    unanswered: FairShare = field(default_factory=lambda: FairShare(MAX_UNANSWERED))
 
 
 @dataclass(eq=False)
