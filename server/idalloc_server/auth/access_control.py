@@ -8,7 +8,7 @@ recorded (``audit.py``).
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -31,6 +31,7 @@ from idalloc_server.auth.call_types import (
 )
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
+from idalloc_server.auth.quotas import Budget
 from idalloc_server.auth.turns import StreamShare
 from idalloc_server.domain.allocation.config import admit_creation
 from idalloc_server.domain.clock import Clock
@@ -133,23 +134,11 @@ class AccessControl:
             self.limits.shares, lambda: (known.required and known.name_of(context)) or self.peer_of(context)
         )
 
-    def describe_caller(self, context: Context) -> dict[str, str | None]:
-        """Return the caller's address and identity for the log; the latter is None if rejected."""
-        return {"peer": self.peer_of(context), "identity": self.authenticator.name_of(context)}
-
-    def authenticate_and_charge(self, method: str, context: Context) -> Identity:
-        """Authenticate and charge a call that requires no role, and return its identity."""
-        identity = self.authenticator.authenticate(method, context)
-        self.limits.charge_call(method, identity)
-        return identity
-
     def authorize_reader(self, method: str, context: Context) -> None:
         """Check that a caller may read everything, such as all metrics, and charge the call.
 
-        Args:
-            method: What is called, for the audit.
-            context: The call's context, or an object with ``peer``, ``invocation_metadata`` and
-                ``auth_context``.
+        ``method`` is what the audit names. The context needs only ``peer``, ``invocation_metadata``
+        and ``auth_context``.
 
         Raises:
             Refusal: The caller is not authenticated, lacks the role read on all sequences, or
@@ -164,7 +153,8 @@ class AccessControl:
         Raises:
             Refusal: The given one; or Unauthenticated or QuotaExceeded, which take precedence.
         """
-        identity = self.authenticate_and_charge(method, context)
+        identity = self.authenticator.authenticate(method, context)
+        self.limits.charge_call(method, identity)
         if RULES[method].role == ADMIN:
             self.limits.record_denied(method, identity, refusal, self.peer_of(context))
         raise refusal
@@ -268,6 +258,7 @@ class _CheckedMethod:
             await self.handler(messages, context, None)
             return
         caller = _StreamCaller(self, None, context)
+        caller.check()
         limits = self.access_control.limits
         limits.charge_call(self.method, caller.identity)
         messages.check = caller.check
@@ -283,6 +274,7 @@ class _CheckedMethod:
         """Check a call, and charge the ids of each message that its handler sends."""
         limits = self.access_control.limits
         caller = _StreamCaller(self, request, context)
+        caller.check()
         unsent: int | None = None  # charged ids of a message that is not sent yet
 
         async def pause(seconds: float) -> None:
@@ -341,10 +333,9 @@ class _StreamCaller:
     checked: _CheckedMethod
     request: Any  # names the sequence of all messages; None if each names its own
     context: Context
-
-    def __post_init__(self) -> None:
-        self._policy: AccessPolicy | None = None
-        self.check()
+    identity: Identity = field(init=False)
+    budgets: tuple[Budget, ...] = field(init=False)  # those of the stream's sequence
+    _policy: AccessPolicy | None = field(default=None, init=False)
 
     def check(self) -> None:
         """Authorize the caller again if the policy has changed."""

@@ -50,15 +50,8 @@ class Audit:
         counts = self._counts
         self._counts = Counter()
         for (identity, method, kind, subject), count in counts.items():
-            refused_log.info(
-                "audit",
-                identity=identity,
-                method=method,
-                subject=subject,
-                code=kind.status,
-                reason=kind.reason,
-                count=count,
-            )
+            call = {"identity": identity, "method": method, "subject": subject}
+            refused_log.info("audit", **call, code=kind.status, reason=kind.reason, count=count)
 
     @contextmanager
     def record_admin_call(

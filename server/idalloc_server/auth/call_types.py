@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from operator import methodcaller
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -87,6 +88,4 @@ def invocation_metadata(context: Context) -> Iterable[tuple[str, Any]]:
     return context.invocation_metadata() or ()
 
 
-def connection_peer(context: Context) -> str:
-    """Return the address of the other end of a call's connection."""
-    return context.peer()
+connection_peer: PeerReader = methodcaller("peer")  # the address of the other end of a call's connection

@@ -93,7 +93,8 @@ class Budget:
         Raises:
             QuotaExceeded: It is not.
         """
-        calls, bucket = self.calls, self.ids
+        calls = self.calls
+        bucket = self.ids
         # This repeats ``seconds_to_wait``: its call costs more than the rest of this method.
         if has_call and calls is not None and calls.full_at - now >= calls.burst_seconds:
             raise QuotaExceeded(self.subject, "calls_per_second", calls.rate, calls.seconds_to_wait(now))
@@ -154,12 +155,7 @@ class Quotas:
                 known.change_limits(fresh, now)
 
     def budgets_of(self, identity: Identity, sequence: str | None) -> tuple[Budget, ...]:
-        """Return the budgets to which a call is charged.
-
-        Args:
-            identity: The caller.
-            sequence: The sequence of the ids; None if they are of no sequence.
-        """
+        """Return the budgets of a call; ``sequence`` is None for ids of no sequence."""
         own = self._identities.get(identity.name)
         shared = None
         if sequence is not None and self._policy.quotas:

@@ -19,6 +19,7 @@ MAX_UNANSWERED = 20_000
 MAX_TURN_SECONDS = 0.01
 
 
+@dataclass(eq=False)
 class FairShare:
     """Shares places between callers: each caller may hold as many as are free.
 
@@ -26,10 +27,10 @@ class FairShare:
     thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
     """
 
-    def __init__(self, places: int) -> None:
-        self._free = places
-        self._held: Counter[str] = Counter()
-        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}  # by caller, in their order
+    free: int  # the places that nobody holds; at first, all
+    _held: Counter[str] = field(default_factory=Counter, init=False)
+    # By caller, in their order.
+    _waiting: dict[str, dict[asyncio.Future[None], None]] = field(default_factory=dict, init=False)
 
     async def take(self, caller: str) -> None:
         """Take a place for a caller."""
@@ -48,7 +49,7 @@ class FairShare:
 
     def give_back(self, caller: str) -> None:
         """Give a place back, and grant it to a caller that waits, first to one with few places."""
-        self._free += 1
+        self.free += 1
         self._held[caller] -= 1
         for each in sorted(self._waiting, key=self._held.__getitem__):
             self._serve(each)
@@ -58,13 +59,13 @@ class FairShare:
     def _serve(self, caller: str) -> None:
         """Grant places to a caller that waits, as many as it may have."""
         waiting = self._waiting[caller]
-        while waiting and self._held[caller] < self._free:
+        while waiting and self._held[caller] < self.free:
             granted = next(iter(waiting))
             del waiting[granted]
             if not granted.cancelled():
                 granted.set_result(None)
                 self._held[caller] += 1
-                self._free -= 1
+                self.free -= 1
         if not waiting:
             del self._waiting[caller]
 

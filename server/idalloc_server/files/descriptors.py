@@ -5,12 +5,14 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 # For the store, the access file, probes, and to refuse connections.
 RESERVED = 32
 _REFILL_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class SpareDescriptors:
     """Descriptors that are held open, so that no connection can take them. Safe for threads.
 
@@ -19,12 +21,11 @@ class SpareDescriptors:
     reserve. Before ``fill`` the reserve is empty.
     """
 
-    def __init__(self, size: int = RESERVED) -> None:
-        self._size = size
-        self._held: list[int] = []
-        self._lent = 0
-        self._fills = False
-        self._lock = threading.Lock()
+    size: int = RESERVED
+    _held: list[int] = field(default_factory=list, init=False)
+    _lent: int = field(default=0, init=False)
+    _fills: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def fill(self) -> None:
         """Hold as many as the limit allows, up to the size; from now on ``lend`` refills, too."""
@@ -60,7 +61,7 @@ class SpareDescriptors:
             self.fill()
 
     def _fill(self) -> None:
-        while self._fills and len(self._held) < self._size - self._lent:
+        while self._fills and len(self._held) < self.size - self._lent:
             try:
                 self._held.append(os.open(os.devnull, os.O_RDONLY))
             except OSError:

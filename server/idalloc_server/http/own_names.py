@@ -6,12 +6,13 @@ it sends that name, so the server answers only under its own names.
 
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from ipaddress import ip_address
 
 from aiohttp import web
 
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.http.server import Handler
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(:[0-9]{1,5})?")
@@ -42,18 +43,16 @@ class OwnNames:
             return name in self._names or name.endswith(".localhost")
         return True
 
-    def require(self, handler: Handler, unless: Callable[[], bool]) -> Handler:
+    def require(self, handler: Handler, access_control: AccessControl) -> Handler:
         """Return a handler that answers only under these names, unless callers authenticate.
 
-        Args:
-            handler: Answers requests. One of HTTP/1.0 may have no name; no browser sends it.
-            unless: Returns whether callers authenticate.
+        A request of HTTP/1.0 may have no name; no browser sends it.
         """
 
         async def check(request: web.BaseRequest) -> web.StreamResponse:
-            if not unless() and not all(map(self.has, request.headers.getall("Host", ()))):
-                text = "the header Host has no name of this server: add it to the setting http_hosts\n"
-                return web.Response(status=HTTPStatus.MISDIRECTED_REQUEST, text=f"421 Misdirected Request: {text}")
-            return await handler(request)
+            if access_control.requires_authentication or all(map(self.has, request.headers.getall("Host", ()))):
+                return await handler(request)
+            text = "the header Host has no name of this server: add it to the setting http_hosts\n"
+            return web.Response(status=HTTPStatus.MISDIRECTED_REQUEST, text=f"421 Misdirected Request: {text}")
 
         return check

@@ -70,13 +70,11 @@ class HttpPort(Port):
         """
         data = {"/metrics": self._metrics, "/api/status": self._page.status, "/api/sequences": self._page.sequences}
         routes = [(path, require_reader(access_control, handler)) for path, handler in data.items()]
-        names = OwnNames(settings.http_listen, filter(None, settings.http_hosts.split(",")))
-
-        def authenticates() -> bool:
-            return access_control.requires_authentication or bool(settings.tls_client_ca)
-
         routes += [(path, self._page.file) for path in FILES]
-        return [(path, names.require(handler, unless=authenticates)) for path, handler in routes]
+        if settings.tls_client_ca:
+            return routes
+        names = OwnNames(settings.http_listen, filter(None, settings.http_hosts.split(",")))
+        return [(path, names.require(handler, access_control)) for path, handler in routes]
 
     @property
     def addresses(self) -> Mapping[str, str]:

@@ -15,10 +15,8 @@ async def livez(request: web.BaseRequest) -> web.Response:
 def readyz(run_checks: Callable[[], Mapping[str, str]]) -> Handler:
     """Return a handler that answers 200 if all checks pass, else 503 with those that fail.
 
-    ``?verbose`` lists all checks.
-
-    Args:
-        run_checks: Returns the problem that each check found, by its name; empty if it passes.
+    ``?verbose`` lists all checks. ``run_checks`` returns the problem that each check found, by its
+    name; empty if it passes.
     """
 
     async def answer(request: web.BaseRequest) -> web.Response:

@@ -88,17 +88,15 @@ class HttpServer:
         await self.listener.close()
 
     async def _serve(self, accepted: Accepted) -> None:
-        tls: dict[str, Any] = {}
-        if self._tls:
-            tls = {
-                "ssl": self._tls,
-                "ssl_handshake_timeout": HANDSHAKE_SECONDS,
-                "ssl_shutdown_timeout": HANDSHAKE_SECONDS,
-            }
         assert self._server is not None  # noqa: S101 - start() creates it
         protocol = _Protocol(self._server, accepted, self.listener.count_refused)
+        handshake_seconds = HANDSHAKE_SECONDS if self._tls else None
         transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: protocol, accepted.socket, **tls
+            lambda: protocol,
+            accepted.socket,
+            ssl=self._tls,
+            ssl_handshake_timeout=handshake_seconds,
+            ssl_shutdown_timeout=handshake_seconds,
         )
         try:
             await asyncio.wait({protocol.closed}, timeout=CONNECTION_SECONDS)

@@ -181,7 +181,8 @@ class CallLayer:
             if traces is not None:
                 traces.end_call(code)
             if log_each:
-                caller = self.access_control.describe_caller(context)
+                identity = self.access_control.authenticator.name_of(context)
+                caller = {"peer": self.access_control.peer_of(context), "identity": identity}
                 _log.debug("call", method=name, code=code, ms=round(seconds * 1000, 3), **fields_of(request), **caller)
 
         call = self._surround(name, self.metrics.method(name), inner, observe if log_each or traces else None)

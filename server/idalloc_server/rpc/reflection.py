@@ -69,7 +69,8 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
             async for request in incoming:
                 if request is UNDECODABLE:
                     raise undecodable_request()
-                self._access_control.authenticate_and_charge(method, context)
+                identity = self._access_control.authenticator.authenticate(method, context)
+                self._access_control.limits.charge_call(method, identity)
                 yield request
 
 

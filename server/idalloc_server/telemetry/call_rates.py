@@ -24,12 +24,7 @@ class CallRates:
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=WINDOW_SECONDS + 1), init=False)
 
     def add(self, calls: CallMetrics, at: float) -> None:
-        """Add a sample.
-
-        Args:
-            calls: The present counts; they are copied.
-            at: The time in seconds.
-        """
+        """Add a sample: a copy of the present counts, and the time in seconds."""
         handled = {name: each.handled for name, each in calls.methods.items()}
         latencies = {name: list(each.latencies) for name, each in calls.methods.items()}
         self._samples.append(_Sample(at, handled, latencies))

@@ -37,10 +37,6 @@ CERTIFICATE_EXPIRES = "idalloc_certificate_expires_timestamp_seconds"
 XPROTO_CONNECTIONS = "idalloc_xproto_connections"
 
 
-# The error reasons of these counters.
-QUOTA_REASON, AUTH_REASONS = "QUOTA_EXCEEDED", ("UNAUTHENTICATED", "PERMISSION_DENIED")
-
-
 def time_at_combined_rate(seconds: Iterable[float]) -> float:
     """Return the time in which several processes use up a supply.
 
@@ -150,6 +146,6 @@ HISTOGRAMS = {
 
 def count_rejections(counters: Mapping[str, Counter[str]], rejected: Mapping[str, int]) -> None:
     """Add calls that access control rejected, by error reason."""
-    counters[QUOTA_REJECTIONS][""] += rejected.get(QUOTA_REASON, 0)
-    for reason in AUTH_REASONS:
+    counters[QUOTA_REJECTIONS][""] += rejected.get("QUOTA_EXCEEDED", 0)
+    for reason in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
         counters[AUTH_REJECTIONS][reason] += rejected.get(reason, 0)

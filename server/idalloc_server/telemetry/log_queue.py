@@ -9,6 +9,7 @@ import select
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from queue import SimpleQueue
 
@@ -17,7 +18,8 @@ MAX_QUEUED_BYTES = 2**20
 # The longest wait of an exit for the queued lines.
 FLUSH_SECONDS = 2.0
 
-STDOUT, STDERR = 1, 2
+STDOUT = 1
+STDERR = 2
 
 
 class Share(StrEnum):
@@ -60,13 +62,7 @@ class LogQueue:
         self._thread: threading.Thread | None = None
 
     def put(self, share: Share, text: str, stream: int = STDERR) -> None:
-        """Queue a line without waiting.
-
-        Args:
-            share: The share that it uses.
-            text: The line without a newline.
-            stream: The file descriptor.
-        """
+        """Queue a line, given without a newline, for a file descriptor. Never waits."""
         line = text.encode(errors="backslashreplace") + b"\n"
         with self._lock:
             if self._queued[share] + len(line) > MAX_QUEUED_BYTES:
@@ -80,7 +76,11 @@ class LogQueue:
             self._gap = None
             self._entries.put((share, line, stream))
             if self._thread is None:
-                self._start()
+                # A daemon: the interpreter does not wait for it at exit.
+                thread = threading.Thread(target=self._run, name="log", daemon=True)
+                with suppress(RuntimeError):  # The system has no thread left; the next line retries.
+                    thread.start()
+                    self._thread = thread
 
     def flush(self) -> None:
         """Wait until the queued lines are written, for ``FLUSH_SECONDS`` at most."""
@@ -88,15 +88,6 @@ class LogQueue:
             written = threading.Event()
             self._entries.put(written)
             written.wait(FLUSH_SECONDS)
-
-    def _start(self) -> None:
-        # A daemon: the interpreter does not wait for it at exit.
-        thread = threading.Thread(target=self._run, name="log", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return  # The system has no thread left; the next line retries.
-        self._thread = thread
 
     def _run(self) -> None:
         unreported = _Gap()

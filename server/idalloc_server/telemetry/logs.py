@@ -70,12 +70,7 @@ def configure(level: str, **always: object) -> None:
 
 
 def print_line(text: str, stream: int = STDOUT) -> None:
-    """Print a line unchanged, without waiting for the reader.
-
-    Args:
-        text: The line.
-        stream: ``STDOUT`` or ``STDERR``.
-    """
+    """Print a line unchanged on ``STDOUT`` or ``STDERR``, without waiting for the reader."""
     queue.put(Share.LOG, text, stream)
 
 
@@ -193,11 +188,6 @@ def _lost_line(lost: Counter[str]) -> str:
     return line
 
 
-def _add_logger(logger: Any, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Add the name of the logger, unless the line has that of a library."""
-    return {"logger": getattr(logger, "name", "idalloc"), **line}
-
-
 def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
     """Escape control characters, since callers choose some values.
 
@@ -209,7 +199,12 @@ def _printable(logger: object, method: str, line: structlog.types.EventDict) -> 
     }
 
 
-_COMMON = (_add_logger, structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True))
+_COMMON = (
+    # The lines of libraries have the names of their own loggers.
+    lambda logger, method, line: {"logger": getattr(logger, "name", "idalloc"), **line},
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
 _JSON = (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
 # These work without ``configure``, at any ``log_level``.
 _serving_log = structlog.wrap_logger(_Lines(stream=STDOUT), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
@@ -232,9 +227,7 @@ async def log_every_second(*logs: Callable[[], None]) -> None:
 async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]]) -> None:
     """Log burned ids every second, until cancelled.
 
-    Args:
-        pop_new: Yields the arguments of ``log_burned`` for new burned ids; those not consumed stay
-            new.
+    ``pop_new`` yields the arguments of ``log_burned`` for new ones; those not consumed stay new.
     """
     while True:
         await asyncio.sleep(1)

@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,15 +70,13 @@ class MethodCalls:
         self.seconds += seconds
         self.latencies[bisect_left(BOUNDS, seconds)] += 1
 
-    def add_calls(
-        self, started: int, ok: int, failed: Mapping[str, int], seconds: float, latencies: Sequence[int]
-    ) -> None:
+    def add(self, calls: "MethodCalls") -> None:
         """Add the counts of another process or RPC."""
-        self.started += started
-        self.ok += ok
-        self.failed.update(failed)
-        self.seconds += seconds
-        self.latencies = [mine + more for mine, more in zip(self.latencies, latencies, strict=True)]
+        self.started += calls.started
+        self.ok += calls.ok
+        self.failed.update(calls.failed)
+        self.seconds += calls.seconds
+        self.latencies = [mine + more for mine, more in zip(self.latencies, calls.latencies, strict=True)]
 
 
 @dataclass(eq=False)
@@ -161,7 +159,13 @@ class Counts:
         """Return all metrics as JSON values."""
         return {
             "methods": {
-                name: [calls.started, calls.ok, dict(calls.failed), calls.seconds, calls.latencies]
+                name: {
+                    "started": calls.started,
+                    "ok": calls.ok,
+                    "failed": dict(calls.failed),
+                    "seconds": calls.seconds,
+                    "latencies": calls.latencies,
+                }
                 for name, calls in self.calls.methods.items()
             },
             "counters": {name: dict(values) for name, values in self.counters.items()},
@@ -175,7 +179,7 @@ class Counts:
     def add(self, counts: Mapping[str, Any]) -> None:
         """Add the metrics of another process, as ``to_json`` returns them."""
         for name, method in counts["methods"].items():
-            self.calls.method(name).add_calls(*method)
+            self.calls.method(name).add(MethodCalls(**method))
         for name, values in counts["counters"].items():
             self.counters[name].update(values)
         for name, values in counts["timings"].items():
@@ -202,18 +206,14 @@ class Counts:
 
 
 async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
-    """Log the sum of each second's calls, until cancelled.
-
-    Args:
-        metrics: Returns the present counts.
-    """
+    """Log the sum of each second's calls until cancelled; ``metrics`` returns the present ones."""
     before = MethodCalls()
     while True:
         await asyncio.sleep(1)
         current = metrics()
         now = MethodCalls()
         for calls in current.methods.values():
-            now.add_calls(calls.started, calls.ok, calls.failed, calls.seconds, calls.latencies)
+            now.add(calls)
         codes = now.handled - before.handled
         if count := codes.total():
             latencies = [after - earlier for after, earlier in zip(now.latencies, before.latencies, strict=True)]

@@ -3,8 +3,8 @@
 from collections import deque
 from typing import Any
 
-# How many of each kind are kept, and the longest text of one.
-MAX_KEPT, MAX_TEXT = 50, 300
+MAX_KEPT = 50  # of each kind
+MAX_TEXT = 300  # the longest text of one
 
 _WARNINGS = frozenset(("warning", "error", "critical"))
 # Events below the level warning that are kept.

@@ -30,11 +30,7 @@ class SeriesNames:
         return len(self.names) >= MAX_SERIES
 
     def decide(self, issued: Mapping[str, int]) -> bool:
-        """Give series to sequences that issued enough ids, those with the most ids first.
-
-        Returns:
-            Whether any sequence got one.
-        """
+        """Give series to sequences with enough ids, largest first; return whether any got one."""
         enough = sorted(issued.keys() - set(self.names), key=lambda name: (-issued[name], name))
         new = [name for name in enough if issued[name] >= MIN_IDS][: MAX_SERIES - len(self.names)]
         self.names += new

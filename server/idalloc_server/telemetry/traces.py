@@ -148,11 +148,6 @@ class Traces:
         """Return a store with a span for each call of some of its methods.
 
         The parent is the span of the call that waits for the store.
-
-        Args:
-            store: The store to wrap.
-            address: Its address.
-            methods: The names of the methods.
         """
         system = {"sqlite": "sqlite", "crate": "cratedb"}
         attributes = {"db.system.name": system.get(address.partition(":")[0], "other"), "idalloc.store": address}

@@ -4,9 +4,8 @@ The files of the page are open to all and have no data. The page requests the do
 seconds.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -22,7 +21,8 @@ from idalloc_server.telemetry.metrics import Counts
 
 # The longest wait for a process that answers a question.
 ANSWER_SECONDS = 2.0
-DEFAULT_LIMIT, MAX_LIMIT = 50, 100
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 100
 MAX_OFFSET = MAX_KEPT
 # Why a reserve is limited, in words.
 LIMITS = {
@@ -114,7 +114,7 @@ class StatusPage:
         node = {**self._node, **source.describe(), "prefix": prefix, **times}
         if (witness_up := gauges[families.WITNESS_UP].get("")) is not None:
             node["witness_up"] = bool(witness_up)
-        return _json(
+        return web.json_response(
             {
                 "node": node,
                 "health": [{"check": name, "problem": problem} for name, problem in health.items()],
@@ -162,16 +162,13 @@ class StatusPage:
             for part in parts:
                 burned.update(part["burned"])
             each["lease_ids"] = str(sum(part["lease_ids"] for part in parts))
-            each |= _reserve(parts)
+            # Of the process with the shortest reserve.
+            reserves = [(part["reserve_seconds"], part["reserve_limit"]) for part in parts]
+            known = [(seconds, limit) for seconds, limit in reserves if seconds is not None]
+            each["reserve_seconds"], limit = min(known, default=(None, ""))
+            each["reserve_limit"] = LIMITS.get(limit, "")
             each["burned"] = {cause: str(ids) for cause, ids in burned.items()}
-        return _json({**found, "offset": arguments["offset"]})
-
-
-def _reserve(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the reserve of the process with the shortest one, and what limits it."""
-    known = [(part["reserve_seconds"], part["reserve_limit"]) for part in parts if part["reserve_seconds"] is not None]
-    seconds, limit = min(known, default=(None, ""))
-    return {"reserve_seconds": seconds, "reserve_limit": LIMITS.get(limit, "")}
+        return web.json_response({**found, "offset": arguments["offset"]})
 
 
 def _number(request: web.BaseRequest, name: str, *, default: int, least: int, most: int) -> int:
@@ -179,7 +176,3 @@ def _number(request: web.BaseRequest, name: str, *, default: int, least: int, mo
     if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
         raise web.HTTPBadRequest(reason=f"{name} must be between {least} and {most}")
     return int(text)
-
-
-def _json(content: Mapping[str, Any]) -> web.Response:
-    return web.Response(body=json.dumps(content).encode(), content_type="application/json", charset="utf-8")

@@ -87,13 +87,14 @@ def test_reports_do_not_block_on_a_full_pipe(what: str) -> None:
 def test_audit_records_have_their_own_share() -> None:
     """Neither the log nor rejected callers displace administrative audit records."""
     script = """
-start, logs.queue._start = logs.queue._start, lambda: None  # no writer thread yet
+logs.queue._thread = True  # no writer thread yet
 for number in range(3_000):
     log.info("filler", text="x" * 1_000)
     logs.refused_log.info("audit", code="UNAUTHENTICATED", text="x" * 1_000)
 for number in range(100):
+    if number == 99:
+        logs.queue._thread = None  # this line starts the thread
     logs.audit_log.info("audit", code="OK")
-start()
 """
     code, lines = run(script, read=True)
     assert code == 0
