@@ -1,7 +1,6 @@
 """Client certificates: their names and their expiry."""
 
 import ssl
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any, NamedTuple
@@ -87,9 +86,9 @@ class ClientCertificates:
         pem = next(iter(properties.get("x509_pem_cert", ())), b"")
         if not pem:  # Only HTTP: the other ports require one in the handshake.
             raise Unauthenticated("the client certificate cannot be read: the connection has none")
-        return self._parsed.get(pem) or self._parse(pem, properties)
-
-    def _parse(self, pem: bytes, properties: Mapping[str, Iterable[bytes]]) -> ClientCertificate:
+        certificate = self._parsed.get(pem)
+        if certificate is not None:
+            return certificate
         x509 = self._x509
         try:
             parsed = x509.load_pem_x509_certificate(pem)

@@ -118,7 +118,7 @@ def _transfer(old: Bucket | None, new: Bucket | None, now: float) -> Bucket | No
         return new
     if old.rate == new.rate:
         return old
-    # Of the tokens in each bucket, negative if it is in debt.
+    # A level is the tokens in a bucket; it is negative in debt.
     new_level, old_level = ((each.burst_seconds - each.seconds_to_full(now)) * each.rate for each in (new, old))
     new.take(max(0.0, new_level - old_level), now)
     return new
