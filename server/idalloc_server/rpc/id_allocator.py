@@ -39,7 +39,7 @@ class IdAllocatorServicer:
     serialized = frozenset({"AllocateRange"})
 
     ranges: RangeSource
-    documents: DocIdSource
+    doc_ids: DocIdSource
     uuids: UuidGenerator
     # Records the error of one request of several in a call of a method, and returns its status.
     record_failure: Callable[[str, Exception], Status]
@@ -49,7 +49,7 @@ class IdAllocatorServicer:
         # the fields that ``RangeSource.fill`` always sets, and no texts, which would stay in its
         # memory.
         self._reply = pb.AllocateRangeResponse()
-        self._reply_parts = (self._reply.range, self._reply.ttl)  # or each call would make these
+        self._reply_fields = (self._reply.range, self._reply.ttl)  # or each call would make these
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Context) -> bytes:
         """See id_allocator.proto."""
@@ -118,11 +118,11 @@ class IdAllocatorServicer:
     async def AllocateStream(self, messages: MessageStream, context: Context, admit: AdmitStreamed | None) -> None:
         """See id_allocator.proto."""
         record_failure = partial(self.record_failure, _STREAM)
-        await RequestStream(messages, admit, self.ranges, self.documents, record_failure=record_failure).serve()
+        await RequestStream(messages, admit, self.ranges, self.doc_ids, record_failure=record_failure).serve()
 
     async def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: Context) -> pb.GenerateDocIdResponse:
         """See id_allocator.proto."""
-        item = DocIdItem(request, self.documents)
+        item = DocIdItem(request, self.doc_ids)
         if not item.issue_now():
             await item.issue()
         reply = pb.GenerateDocIdResponse()
@@ -133,7 +133,7 @@ class IdAllocatorServicer:
         self, request: pb.StreamDocIdsRequest, context: Context, admit: Admit
     ) -> AsyncGenerator[pb.StreamDocIdsResponse, None]:
         """See id_allocator.proto."""
-        most = self.documents.max_ids_in(request.view)
+        most = self.doc_ids.max_ids_in(request.view)
         left = _check_total(request.total_id_count)
         chunk = check_count("chunk_id_count", request.chunk_id_count, most, DEFAULT_CHUNK)
         wanted = pb.GenerateDocIdRequest(
@@ -144,7 +144,7 @@ class IdAllocatorServicer:
         while left:
             wanted.id_count = min(chunk, left)
             await admit(wanted.id_count)
-            item = DocIdItem(wanted, self.documents)
+            item = DocIdItem(wanted, self.doc_ids)
             if not item.issue_now():
                 await item.issue()
             reply = pb.StreamDocIdsResponse()

@@ -127,9 +127,9 @@ class RpcPort(Port):
             max_ids=settings.max_ids_per_call,
             node_id=issuers.start.node,
         )
-        documents = DocIdSource(issuers.doc_ids, settings.max_ids_per_call)
+        doc_ids = DocIdSource(issuers.doc_ids, settings.max_ids_per_call)
         servicers: tuple[Servicer, ...] = (
-            IdAllocatorServicer(ranges, documents, uuids=issuers.uuids, record_failure=self.calls.record_failure),
+            IdAllocatorServicer(ranges, doc_ids, uuids=issuers.uuids, record_failure=self.calls.record_failure),
             SequencesServicer(issuers.sequences),
             NodeServicer(
                 allocator,

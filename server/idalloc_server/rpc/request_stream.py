@@ -49,7 +49,7 @@ class RequestStream:
     messages: MessageStream
     admit: AdmitStreamed | None  # authorizes and charges each request
     ranges: RangeSource
-    documents: DocIdSource
+    doc_ids: DocIdSource
     _: KW_ONLY
     record_failure: Callable[[Exception], Status]  # records the error of a request, and returns its status
     _queue: deque[_Queued] = field(default_factory=deque, init=False)
@@ -100,7 +100,7 @@ class RequestStream:
         if request.HasField(RangeItem.kind):
             item = RangeItem(request.allocate_range, self.ranges)
         else:
-            item = DocIdItem(request.generate_doc_id, self.documents)
+            item = DocIdItem(request.generate_doc_id, self.doc_ids)
         await self._admit(request, item)
         is_first = self._writer is None
         if is_first:

@@ -119,9 +119,10 @@ class Stream:
             max_ids=self._max_ids,
             node_id=self._number,
         )
-        documents = DocIdSource(doc_ids, self._max_ids)
         try:
-            await request_stream.RequestStream(self, None, ranges, documents, record_failure=_record_failure).serve()
+            await request_stream.RequestStream(
+                self, None, ranges, DocIdSource(doc_ids, self._max_ids), record_failure=_record_failure
+            ).serve()
         except ServerDraining:
             pass
         finally:

@@ -152,7 +152,7 @@ class CounterAllocator:
     def issue_now(self, count: int) -> IdRange | None:
         """Issue ids from the lease; None if ``issue`` must wait for the store.
 
-        A ``count`` of 0 returns lease metadata: an empty range. Starts a refill if few ids are
+        A ``count`` of 0 returns a lease proof: an empty range. Starts a refill if few ids are
         left, or if the lease is due for renewal.
         """
         now = self._clock.boot()
@@ -177,7 +177,7 @@ class CounterAllocator:
     async def issue(self, count: int) -> IdRange:
         """Issue ids after the refill in progress, or a new one.
 
-        If the sequence has a reset, issue lease metadata.
+        If the sequence has a reset, issue a lease proof.
 
         Raises:
             Refusal: See ``Allocator.issue``.

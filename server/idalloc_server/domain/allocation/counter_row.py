@@ -53,7 +53,7 @@ class CounterRow:
     # Whether the allocator was abandoned, which has burned the ids in flight: calls then fail.
     abandoned: bool = False
     created: bool = False  # whether this node created the row, and nobody got ids of it yet
-    # Whether this is the own row of a sequence with a reset: it grants only lease metadata.
+    # Whether this is the own row of a sequence with a reset: it grants lease proofs only.
     has_reset: bool = False
     is_rising: bool = False  # whether ids rise in the order of the calls, over all nodes
 

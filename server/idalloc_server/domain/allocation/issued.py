@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 WINDOW_SECONDS = 60.0
 MIN_SECONDS = 5.0
 # The ids of this long are counted together, as if they were issued evenly.
-PART_SECONDS = 10.0
+SPAN_SECONDS = 10.0
 
 
-class _Part(NamedTuple):
+class _Span(NamedTuple):
     """Ids that were issued between two times, and the total before them."""
 
     since: float
@@ -21,34 +21,34 @@ class _Part(NamedTuple):
 class RecentUse:
     """Counts the ids that were issued in the last minute. Times are in ``Clock.boot`` seconds."""
 
-    __slots__ = ("_parts", "_total")
+    __slots__ = ("_spans", "_total")
 
     def __init__(self) -> None:
-        self._parts: tuple[_Part, ...] = ()  # a tuple takes less memory than a list
+        self._spans: tuple[_Span, ...] = ()  # a tuple takes less memory than a list
         self._total = 0
 
     def add(self, ids: int, since: float, now: float) -> None:
         """Add ids, the first of which was issued at ``since``."""
-        parts = self._parts
-        if parts and since - parts[-1].since < PART_SECONDS:
-            self._parts = (*parts[:-1], parts[-1]._replace(until=now))
+        spans = self._spans
+        if spans and since - spans[-1].since < SPAN_SECONDS:
+            self._spans = (*spans[:-1], spans[-1]._replace(until=now))
         else:
-            kept = [part for part in parts if part.until > now - WINDOW_SECONDS]
+            kept = [span for span in spans if span.until > now - WINDOW_SECONDS]
             if not kept:
                 self._total = 0  # the count starts again
-            self._parts = (*kept, _Part(since, now, self._total))
+            self._spans = (*kept, _Span(since, now, self._total))
         self._total += ids
 
     def per_second(self, now: float) -> float:
         """Return the rate in ids a second; 0 if none was issued within ``WINDOW_SECONDS``."""
         start = now - WINDOW_SECONDS
-        parts = [part for part in self._parts if part.until > start]
-        if not parts:
+        spans = [span for span in self._spans if span.until > start]
+        if not spans:
             return 0.0
-        first = parts[0]
+        first = spans[0]
         if first.since >= start and first.before == 0:
             return self._total / max(MIN_SECONDS, now - first.since)
-        after = parts[1].before if len(parts) > 1 else self._total
+        after = spans[1].before if len(spans) > 1 else self._total
         outside = max(0.0, start - first.since) / max(first.until - first.since, 1e-9)
         return (self._total - first.before - (after - first.before) * outside) / WINDOW_SECONDS
 

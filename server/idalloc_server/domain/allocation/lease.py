@@ -22,7 +22,7 @@ class IdRange(NamedTuple):
     """Ids issued to one caller: first_id, first_id + step, … last_id."""
 
     first_id: int  # the first id, inclusive
-    id_count: int  # the number of ids; 0 in lease metadata (``SequenceAllocator.proof``)
+    id_count: int  # the number of ids; 0 in a lease proof (``SequenceAllocator.proof``)
     step: int  # the distance from one id to the next, never 0
     generation: int  # the generation of the lease
     expires_at: float  # when the lease expires, in ``Clock.boot`` seconds
@@ -75,7 +75,7 @@ class Lease:
     def issue(self, count: int, now: float) -> IdRange | None:
         """Take ids from the first range; None if it has too few, or the lease has expired.
 
-        A ``count`` of 0 returns lease metadata: an empty range.
+        A ``count`` of 0 returns a lease proof: an empty range.
         """
         if count > self._count or now >= self.expires_at:
             return None

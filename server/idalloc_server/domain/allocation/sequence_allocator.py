@@ -113,11 +113,11 @@ class SequenceAllocator:
         raise StoreUnavailable(f"sequence {self._name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     def proof(self) -> IdRange | None:
-        """Return lease metadata, as an empty range, or None if the lease has expired."""
+        """Return the lease proof, an empty range, or None if the lease has expired."""
         return self._own.issue_now(0)
 
     async def renew_proof(self) -> IdRange:
-        """Return lease metadata after a renewal in the store."""
+        """Return a lease proof after a renewal in the store."""
         return await self._own.issue(0)
 
     @property

@@ -110,7 +110,7 @@ def test_a_renewal_extends_the_lease_without_new_ids() -> None:
 
 
 def test_an_empty_lease_returns_metadata_until_it_expires() -> None:
-    """take(0) returns lease metadata until the lease expires, even if no ids are left."""
+    """take(0) returns a lease proof until the lease expires, even if no ids are left."""
     lease = Lease("2026")
     assert lease.issue(0, now=0.0) is None
     lease.add(Grant(10, 0, Sequence(max_value=10), 0, 3, (1, 1, 3), 1), expires_at=50.0)

@@ -177,7 +177,7 @@ class TestForget:
 async def test_lease_proof_comes_from_memory_until_it_expires(
     allocator: Allocator, store: MemoryStore, clock: FakeClock
 ) -> None:
-    """P4: proof returns lease metadata from memory until the lease expires."""
+    """P4: proof returns a lease proof from memory until the lease expires."""
     row = make(store, "s", Sequence(start=5, ordering=Ordering.RISING, labels={"team": "a"}))
     until = clock.boot() + CONFIG.lease_ttl
     for _ in range(3):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idalloc_server.domain.allocation.issued import MIN_SECONDS, PART_SECONDS, WINDOW_SECONDS, RecentUse
+from idalloc_server.domain.allocation.issued import MIN_SECONDS, SPAN_SECONDS, WINDOW_SECONDS, RecentUse
 
 START = 1_000.0
 
@@ -34,7 +34,7 @@ def test_the_rate_follows_a_change_within_its_window() -> None:
     """A window and a part after the use changes, the old rate has no part in it."""
     recent = RecentUse()
     at = use(recent, 5, START, 300)
-    at = use(recent, 100, at, int(WINDOW_SECONDS + PART_SECONDS))
+    at = use(recent, 100, at, int(WINDOW_SECONDS + SPAN_SECONDS))
     assert recent.per_second(at) == pytest.approx(100.0)
 
 
@@ -68,4 +68,4 @@ def test_parts_are_bounded() -> None:
     """However long a counter is in use, it keeps the parts of one window."""
     recent = RecentUse()
     use(recent, 1, START, 1_000)
-    assert len(recent._parts) <= WINDOW_SECONDS / PART_SECONDS + 2
+    assert len(recent._spans) <= WINDOW_SECONDS / SPAN_SECONDS + 2
