@@ -64,7 +64,7 @@ def request_path() -> str:
         if row:
             drawing.line((150, y - 20), (150, y))
     y = 20 + len(layers) * 62 + 18
-    drawing.box(290, y, 200, 56, "server", "…/counter_row.py", "grants, creates, returns")
+    drawing.box(290, y, 200, 56, "server", "CounterRow", "grants, creates, returns")
     drawing.box(570, y, 210, 66, "store", "store/", "sqlite, cratedb, opensearch", "domain/store/protocol.py")
     drawing.line((280, 20 + 6 * 62 + 37), (710, 20 + 6 * 62 + 37), (710, y - 24), (390, y - 24), (390, y), dashed=True)
     drawing.line((490, y + 28), (570, y + 28), dashed=True)

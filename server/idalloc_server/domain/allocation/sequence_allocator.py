@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
-from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
-from idalloc_server.domain.allocation.counter_row import CounterRow, PeriodRow
+from idalloc_server.domain.allocation.counter_allocator import CounterAllocator, CounterRow, PeriodRow
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import LeaseExpired, ServerDraining, StoreUnavailable

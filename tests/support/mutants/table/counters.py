@@ -3,7 +3,7 @@
 from tests.support.mutants.edit import Edit, Place
 
 COUNTER = "idalloc_server.domain.allocation.counter_allocator"
-ROW = "idalloc_server.domain.allocation.counter_row"
+ROW = "idalloc_server.domain.allocation.counter_allocator"
 
 MUTANTS = (
     Place("RISING", COUNTER).mutant(

@@ -68,7 +68,7 @@ MUTANTS = (
         ),
         scenarios=("rising-rest",),
     ),
-    Place("P1", "idalloc_server.domain.allocation.counter_row").mutant(
+    Place("P1", "idalloc_server.domain.allocation.counter_allocator").mutant(
         "created-row-of-another-node",
         "the token of a created row is not compared: two nodes that use a name first take the same ids",
         Edit("CounterRow.create", "stored.revised_by != token", "False"),

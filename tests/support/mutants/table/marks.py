@@ -4,7 +4,7 @@ from tests.support.mutants.edit import Edit, Place
 
 COUNTER = "idalloc_server.domain.allocation.counter_allocator"
 MARKS = Place("P3", "idalloc_server.domain.allocation.high_water_marks")
-ROW = Place("P3", "idalloc_server.domain.allocation.counter_row")
+ROW = Place("P3", "idalloc_server.domain.allocation.counter_allocator")
 
 MUTANTS = (
     Place("P2", "tests.support.fake_store").mutant(
