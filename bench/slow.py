@@ -13,7 +13,7 @@ import uvloop
 from idalloc_server import app
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Grant
-from idalloc_server.node.mode import SingleProcess
+from idalloc_server.node.mode import ProcessMode
 from idalloc_server.settings.sources import load
 from idalloc_server.store import stores
 from idalloc_server.store.urls import open_store
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     settings, _, node_settings = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
     logs.configure(settings.log_level)
     stores.open_store = _open_slow  # type: ignore[assignment, attr-defined]
-    uvloop.run(app.serve(settings, SingleProcess(node_settings, settings.drain_timeout)))
+    uvloop.run(app.serve(settings, ProcessMode(node_settings, settings.drain_timeout)))

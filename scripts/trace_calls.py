@@ -39,7 +39,7 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server import app
-from idalloc_server.node.mode import SingleProcess
+from idalloc_server.node.mode import ProcessMode
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.telemetry import logs
@@ -104,7 +104,7 @@ class Tracer:
                 self.entries.append(frame.f_code)
 
 
-class Traced(SingleProcess):
+class Traced(ProcessMode):
     """The mode of the traced server: it sets an event instead of printing a line."""
 
     def __init__(self) -> None:

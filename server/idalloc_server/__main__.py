@@ -21,7 +21,7 @@ from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreRefuse
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.listen import open_files
-from idalloc_server.node.mode import SingleProcess
+from idalloc_server.node.mode import ProcessMode
 from idalloc_server.settings import commands
 from idalloc_server.settings.commands import ConfigFile, fail, store_file, with_settings_as_flags
 from idalloc_server.settings.model import Settings
@@ -60,7 +60,7 @@ def _run_server(settings: Settings, node_settings: NodeSettingsFile) -> int:
         created = _missing_file(open_store(settings.store, SystemClock()))
         if settings.workers > 1:
             return commands.run(Supervisor(settings, node_settings, created).run())
-        commands.run(app.serve(settings, SingleProcess(node_settings, settings.drain_timeout, created)))
+        commands.run(app.serve(settings, ProcessMode(node_settings, settings.drain_timeout, created)))
     except (StartRefused, StoreFailure):
         raise
     except Exception:

@@ -27,6 +27,7 @@ from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.rpc.port import RpcPort
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.stores import Stores
+from idalloc_server.telemetry import service_manager
 from idalloc_server.telemetry.logs import log_every_second, watch_burned
 from idalloc_server.telemetry.traces import open_traces
 
@@ -164,7 +165,8 @@ class _Node:
                     addresses,
                 )
                 await mode.control.stop_requested.wait()
-                mode.report_stopping()
+                if mode.workers is None:  # else the supervisor notifies
+                    service_manager.notify("STOPPING=1")
                 async with asyncio.TaskGroup() as draining:
                     for port in self.ports:
                         draining.create_task(port.drain(mode.control.drain_timeout))

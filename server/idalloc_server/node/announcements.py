@@ -27,11 +27,6 @@ def announce_serving(
     service_manager.notify("READY=1")
 
 
-def announce_stopping() -> None:
-    """Announce that the server stops."""
-    service_manager.notify("STOPPING=1")
-
-
 def announce_stopped(counts: Counts) -> None:
     """Log the final counts."""
     logged = {"burned": families.IDS_BURNED, "log_lines_lost": families.LOG_LINES_LOST}

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
@@ -44,16 +43,27 @@ class ProcessControl:
     reload_requested: asyncio.Event = field(default_factory=asyncio.Event)  # of the access file and the certificates
 
 
-class ProcessMode(Protocol):
-    """What a process asks of its server, and what it reports to the server."""
+class ProcessMode:
+    """What a process asks of its server, and what it reports to the server.
 
-    control: ProcessControl  # stops the process, and makes it reload its files
-    node_settings: NodeSettingsFile  # persists settings over restarts
+    This one is the whole server, so it waits for nobody; ``Worker`` is one of several.
+
+    Args:
+        node_settings: Persists settings over restarts.
+        drain_timeout: How long running calls may continue after a stop, in seconds.
+        created: The file of a store that this start creates; empty for an existing store.
+    """
+
     # All workers; None for a single process, which is the only user of its address and prefix.
-    workers: Workers | None
+    workers: Workers | None = None
     # Whether callers must authenticate even if the access file has no identities.
-    requires_authentication: bool
-    opening: Opening  # how the store is opened
+    requires_authentication = False
+    opening: Opening = ANY_STORE  # how the store is opened
+
+    def __init__(self, node_settings: NodeSettingsFile, drain_timeout: float, created: str = "") -> None:
+        self.control = ProcessControl(drain_timeout, stop_signals())
+        self.node_settings = node_settings
+        self._created = created
 
     async def wait_all_ready(
         self, doc_ids: DocIdGenerator, access_control: AccessControl, store: Mapping[str, str]
@@ -68,12 +78,11 @@ class ProcessMode(Protocol):
 
     def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
         """Report that health is SERVING; the arguments are those of ``announce_serving``."""
-
-    def report_stopping(self) -> None:
-        """Report that this process stops."""
+        announcements.announce_serving(address, store, prefix, ports, created=self._created)
 
     async def report(self, report: NodeReport) -> None:
-        """Report the metrics and the checks of readiness every second, until cancelled."""
+        """Log the calls, or report metrics and checks, every second until cancelled."""
+        await log_calls(lambda: report.counts().calls)
 
     async def wait_all_closed(self) -> None:
         """Report that this process accepts no connections.
@@ -88,52 +97,8 @@ class ProcessMode(Protocol):
             Whether the whole server ends, and the resources that its processes share can be
             released.
         """
-
-    def report_final_counts(self, counts: Counts) -> None:
-        """Report the final counts."""
-
-
-class SingleProcess:
-    """The ``ProcessMode`` of a process that is the whole server: it waits for nobody.
-
-    Args:
-        node_settings: Persists settings over restarts.
-        drain_timeout: How long running calls may continue after a stop, in seconds.
-        created: The file of a store that this start creates; empty for an existing store.
-    """
-
-    def __init__(self, node_settings: NodeSettingsFile, drain_timeout: float, created: str = "") -> None:
-        self.control = ProcessControl(drain_timeout, stop_signals())
-        self.node_settings = node_settings
-        self.workers: Workers | None = None
-        self.requires_authentication = False
-        self.opening = ANY_STORE
-        self._created = created
-
-    async def wait_all_ready(
-        self, doc_ids: DocIdGenerator, access_control: AccessControl, store: Mapping[str, str]
-    ) -> None:
-        """See ``ProcessMode``: this process is ready."""
-
-    def require_authentication(self) -> None:
-        """See ``ProcessMode``: no other process needs to know."""
-
-    def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
-        announcements.announce_serving(address, store, prefix, ports, created=self._created)
-
-    def report_stopping(self) -> None:
-        announcements.announce_stopping()
-
-    async def report(self, report: NodeReport) -> None:
-        """See ``ProcessMode``: log the calls."""
-        await log_calls(lambda: report.counts().calls)
-
-    async def wait_all_closed(self) -> None:
-        """See ``ProcessMode``: this process is closed."""
-
-    async def wait_all_drained(self) -> bool:
-        """See ``ProcessMode``: the whole server ends."""
         return True
 
     def report_final_counts(self, counts: Counts) -> None:
+        """Report the final counts."""
         announcements.announce_stopped(counts)

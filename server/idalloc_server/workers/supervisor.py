@@ -28,7 +28,7 @@ from idalloc_server.node.ports import other_ports
 from idalloc_server.node.rates import RATES, sum_of
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import SETTINGS, NodeSettingsFile
-from idalloc_server.telemetry import families, logs
+from idalloc_server.telemetry import families, logs, service_manager
 from idalloc_server.telemetry.metrics import Counts, log_calls
 from idalloc_server.telemetry.series import SeriesNames
 from idalloc_server.workers import messages
@@ -373,7 +373,7 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Drain and release all workers; kill those that are late."""
         self._stopping = True
-        announcements.announce_stopping()
+        service_manager.notify("STOPPING=1")
         self._serving.cancel()
         await asyncio.wait({self._serving})
         for each in self._workers.values():

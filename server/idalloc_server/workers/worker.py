@@ -19,8 +19,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
-from idalloc_server.node.change import Workers
-from idalloc_server.node.mode import ProcessControl
+from idalloc_server.node.mode import ProcessMode
 from idalloc_server.node.report import NodeReport
 from idalloc_server.settings.installed import installed
 from idalloc_server.settings.persisted import NodeSettingsFile
@@ -57,7 +56,7 @@ class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE")
         super().__init__(f"{applied} of {workers} workers have applied the change; {rest}")
 
 
-class Worker:
+class Worker(ProcessMode):
     """The ``ProcessMode`` and ``Workers`` of a worker: its side of the pipe to the supervisor.
 
     Args:
@@ -67,10 +66,10 @@ class Worker:
 
     def __init__(self, pipe: Pipe, start: messages.Start) -> None:
         self.settings = installed().settings.model_construct(**start.settings)  # The supervisor has validated them.
+        super().__init__(NodeSettingsFile(*start.node_settings), self.settings.drain_timeout)
         # When a terminal closes, the supervisor gets SIGHUP, too.
-        self.control = ProcessControl(self.settings.drain_timeout, (signal.SIGTERM, signal.SIGINT))
-        self.node_settings = NodeSettingsFile(*start.node_settings)
-        self.workers: Workers | None = self
+        self.control.stop_signals = (signal.SIGTERM, signal.SIGINT)
+        self.workers = self
         self.count = self.settings.workers
         self.requires_authentication = start.requires_authentication
         self.opening = ANY_STORE if start.store is None else Opening(creates=False, expected=start.store)
@@ -134,9 +133,6 @@ class Worker:
     def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
         self._pipe.send(messages.Serving(address, store, prefix))
 
-    def report_stopping(self) -> None:
-        """See ``ProcessMode``: the supervisor notifies the service manager."""
-
     async def report(self, report: NodeReport) -> None:
         self._answers = Answers(report.answers, self._pipe.send)
         self._pipe.send(messages.Checked(report.checks()))
@@ -152,9 +148,8 @@ class Worker:
             await self._answers.close()
 
     async def wait_all_closed(self) -> None:
-        """See ``ProcessMode``: a rejected caller must not reconnect to a worker about to close."""
         self._pipe.send(messages.Closed())
-        if self._pipe.has(messages.Stop):
+        if self._pipe.has(messages.Stop):  # a rejected caller must not reconnect to a worker about to close
             await self._pipe.wait_for(messages.AllClosed)
 
     async def wait_all_drained(self) -> bool:

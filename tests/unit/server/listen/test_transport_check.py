@@ -7,7 +7,7 @@ import pytest
 from idalloc_server import app
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.transport import check_settings, uses_tls
-from idalloc_server.node.mode import SingleProcess
+from idalloc_server.node.mode import ProcessMode
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
 
@@ -54,7 +54,7 @@ async def test_access_file_with_quotas_only_does_not_authenticate(tmp_path: Path
     file.write_text("[[quota]]\nsequence = '*'\nids_per_second = 1\n")
     settings = Settings.model_validate(OPEN | {"access_file": str(file), "store": f"sqlite://{tmp_path}/ids.db"})
     with pytest.raises(StartRefused, match="callers are not authenticated: set access_file and tls_cert"):
-        await app.serve(settings, SingleProcess(NodeSettingsFile(None, "0.0.0.0:0"), 1.0))
+        await app.serve(settings, ProcessMode(NodeSettingsFile(None, "0.0.0.0:0"), 1.0))
 
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
