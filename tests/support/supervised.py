@@ -14,9 +14,9 @@ from idalloc_server.workers.supervisor import Supervisor
 from tests.support.fake_workers import SECONDS, FakeWorker, FakeWorkers
 
 
-def supervised_settings(store_timeout: str = "40s") -> Settings:
+def supervised_settings(store_timeout: str = "40s", count: int = 2) -> Settings:
     return Settings.model_validate(
-        {"listen": "127.0.0.1:0", "workers": 2, "node_prefix": 3, "store_timeout": store_timeout}
+        {"listen": "127.0.0.1:0", "workers": count, "node_prefix": 3, "store_timeout": store_timeout}
     )
 
 
@@ -25,8 +25,10 @@ def new_supervisor(settings: Settings) -> Supervisor:
 
 
 @asynccontextmanager
-async def supervised(workers: FakeWorkers, store_timeout: str = "40s") -> AsyncIterator["asyncio.Task[int]"]:
-    running = asyncio.create_task(new_supervisor(supervised_settings(store_timeout)).run())
+async def supervised(
+    workers: FakeWorkers, store_timeout: str = "40s", count: int = 2
+) -> AsyncIterator["asyncio.Task[int]"]:
+    running = asyncio.create_task(new_supervisor(supervised_settings(store_timeout, count)).run())
     try:
         yield running
     finally:

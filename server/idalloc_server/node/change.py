@@ -33,10 +33,10 @@ class Workers(Protocol):
                 leaves.
         """
 
-    async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
+    async def other_rates(self, counters: list[str]) -> Mapping[str, float]:
         """Return how fast all other workers together issue ids, see ``Allocator.rates``.
 
-        Workers that do not answer within ``timeout`` seconds are left out.
+        Workers that do not answer within ``ANSWER_SECONDS`` are left out.
         """
 
 

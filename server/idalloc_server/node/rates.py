@@ -1,17 +1,17 @@
 """How fast all processes of a server issue ids."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.clock import Clock
 from idalloc_server.node.change import Workers
 
-# The question to a process, see ``answers_of``. An answer has at most this many counters: it
-# must fit into a message.
-RATES, MAX_COUNTERS = "rates", 250
+# The most counters of a question to the other processes: an answer must fit into a message.
+MAX_COUNTERS = 250
 # The longest wait for the other processes, and how long their rates are used.
-ANSWER_SECONDS, FRESH_SECONDS = 0.5, 1.0
+ANSWER_SECONDS = 0.5
+FRESH_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -35,24 +35,12 @@ class ServerRates:
         own = self.allocator.rates(counters)
         if self.workers is None:
             return own
-        others = await self._ask_others(self.workers, counters)
-        return {name: own.get(name, 0.0) + others.get(name, 0.0) for name in counters}
-
-    async def _ask_others(self, workers: Workers, counters: list[str]) -> Mapping[str, float]:
         if self.clock.boot() - self._since >= FRESH_SECONDS:
-            self._others, self._since = {}, self.clock.boot()
-        others = self._others
+            self._others = {}
+            self._since = self.clock.boot()
+        others = self._others  # another call may replace it during the wait
         unknown = [name for name in counters if name not in others]
         for start in range(0, len(unknown), MAX_COUNTERS):
             asked = unknown[start : start + MAX_COUNTERS]
-            others |= {**dict.fromkeys(asked, 0.0), **await workers.other_rates(asked, ANSWER_SECONDS)}
-        return others
-
-
-def sum_of(answers: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sum of the rates of several processes, by the names of counters."""
-    rates: dict[str, float] = {}
-    for answer in answers:
-        for name, rate in answer.items():
-            rates[name] = rates.get(name, 0.0) + rate
-    return rates
+            others |= {**dict.fromkeys(asked, 0.0), **await self.workers.other_rates(asked)}
+        return {name: own.get(name, 0.0) + others.get(name, 0.0) for name in counters}

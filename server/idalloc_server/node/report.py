@@ -11,7 +11,7 @@ from idalloc_server.auth.audit import Audit
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.survey import Survey
 from idalloc_server.domain.witness.store import WitnessedStore
-from idalloc_server.node.answers import Answer, answers_of
+from idalloc_server.node.answers import answer
 from idalloc_server.node.issuers import Issuers
 from idalloc_server.telemetry import families, logs
 from idalloc_server.telemetry.log_queue import Share
@@ -38,7 +38,6 @@ class NodeReport:
     count_ports: Sequence[Callable[[Counts], None]]  # add the metrics of the ports
     witnessed: WitnessedStore | None = None  # the store, if it has a witness
     series: IssuedSeries = field(init=False)
-    answers: dict[str, Answer] = field(init=False)  # to questions of the HTTP port, by name, with JSON values
 
     def __post_init__(self) -> None:
         self._allocator = self.issuers.allocator
@@ -47,7 +46,6 @@ class NodeReport:
         self._reserve: dict[str, float] = {}
         self._limited: dict[str, float] = {}  # by reason and sequence
         self.series = IssuedSeries(self.workers)
-        self.answers = answers_of(self.issuers)
 
     def pids(self) -> Mapping[str, int]:
         """Return the process id of this only process, see ``Source``."""
@@ -61,7 +59,7 @@ class NodeReport:
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer to a question of the HTTP port, see ``Source``."""
         async with asyncio.timeout(timeout):
-            return await self.answers[question](arguments)
+            return await answer(self.issuers, question, arguments)
 
     async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
         """Return the answer of this only process to a question of the HTTP port, see ``Source``."""

@@ -64,27 +64,6 @@ class Candidates(Message):
 
 
 @dataclass(frozen=True)
-class Answered(Message):
-    """The answer to a question."""
-
-    number: int
-    error: str
-    result: Any
-
-
-@dataclass(frozen=True)
-class RatesWanted(Message):
-    """The worker wants the rates of all others.
-
-    A worker that does not answer within ``timeout`` seconds is left out.
-    """
-
-    number: int
-    counters: Sequence[str]
-    timeout: float
-
-
-@dataclass(frozen=True)
 class TurnWanted(Message):
     """A caller changes the node, and persists these settings, if any."""
 
@@ -162,23 +141,6 @@ class Series(Message):
 
 
 @dataclass(frozen=True)
-class Asked(Message):
-    """A question to the worker."""
-
-    number: int
-    question: str
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Rates(Message):
-    """The sums of the rates of all other workers, by the names of counters."""
-
-    number: int
-    rates: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class OtherLeases(Message):
     """How many leases the other workers hold."""
 
@@ -208,6 +170,24 @@ class Exit(Message):
 
 
 # From both.
+
+
+@dataclass(frozen=True)
+class Asked(Message):
+    """A question, see ``Pipe.ask``."""
+
+    number: int
+    question: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answered(Message):
+    """The answer to a question."""
+
+    number: int
+    error: str
+    result: Any
 
 
 @dataclass(frozen=True)

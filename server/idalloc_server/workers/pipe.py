@@ -2,12 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
 
-from idalloc_server.workers.messages import Message, decode, encode
+from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.workers.messages import Answered, Asked, Message, decode, encode
 
 _MAX_MESSAGE_BYTES = 2**20
 
@@ -23,6 +26,8 @@ class Pipe:
     has_ended: bool = field(init=False, default=False)  # whether the other process has exited
     _newest: dict[type[Message], Message] = field(init=False, default_factory=dict)
     _received: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _numbers: Iterator[int] = field(init=False, default_factory=partial(count, 1))  # of questions
+    _answers: dict[int, Answered | None] = field(init=False, default_factory=dict)  # to what is asked at present
 
     @classmethod
     async def over(cls, connection: socket.socket) -> "Pipe":
@@ -45,6 +50,8 @@ class Pipe:
             self.has_ended = True
         else:
             self._newest[type(message)] = message
+            if isinstance(message, Answered) and message.number in self._answers:
+                self._answers[message.number] = message
         self._received.set()
         self._received = asyncio.Event()
         return message
@@ -68,6 +75,32 @@ class Pipe:
     async def wait_for(self, *kinds: type[Message]) -> None:
         """Wait until a message of one of these types was received, or the other process exits."""
         await self.wait_until(lambda: self.has(*kinds))
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Return the other process's answer to a question about its store or its allocator.
+
+        Args:
+            question: The name of the question, see ``node.answers``.
+            arguments: Its arguments, as JSON values.
+            timeout: The longest wait, in seconds.
+
+        Raises:
+            StoreUnavailable: It did not answer in time, exited, or refused with this message.
+        """
+        number = next(self._numbers)
+        self._answers[number] = None
+        self.send(Asked(number, question, arguments))
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self.wait_until(lambda: self._answers[number])
+        finally:
+            answered = self._answers.pop(number)
+        if answered is None:
+            raise StoreUnavailable("the worker did not answer in time, or exited")
+        if answered.error:
+            raise StoreUnavailable(answered.error)
+        return answered.result
 
     async def close(self) -> None:
         """Close this end once everything is sent or the other end is gone."""

@@ -25,7 +25,7 @@ from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node import announcements
 from idalloc_server.node.mode import stop_signals
 from idalloc_server.node.ports import other_ports
-from idalloc_server.node.rates import RATES, sum_of
+from idalloc_server.node.rates import ANSWER_SECONDS
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import SETTINGS, NodeSettingsFile
 from idalloc_server.telemetry import families, logs, service_manager
@@ -34,7 +34,7 @@ from idalloc_server.telemetry.series import SeriesNames
 from idalloc_server.workers import messages
 from idalloc_server.workers.messages import Message
 from idalloc_server.workers.supervisor_http import SupervisorHttp
-from idalloc_server.workers.worker_process import WorkerProcess
+from idalloc_server.workers.worker_process import WorkerProcess, ask_all
 
 # A worker that served at least this long is replaced at once; any other one after a growing pause.
 STABLE_SECONDS = 10.0
@@ -223,8 +223,7 @@ class Supervisor:
         """
         handlers: dict[type[Message], Callable[[WorkerProcess, Any], None]] = {
             messages.Counted: self._on_counted,
-            messages.Answered: lambda _, answered: self._http.questions.receive(answered),
-            messages.RatesWanted: lambda worker, wanted: self._run(self._send_rates(worker, wanted)),
+            messages.Asked: lambda worker, asked: self._run(self._send_rates(worker, asked)),
             messages.Candidates: lambda _, __: self._decide_series(),
             messages.AuthenticationRequired: self._on_authentication_required,
             messages.TurnWanted: self._on_turn_wanted,
@@ -267,14 +266,15 @@ class Supervisor:
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
-    async def _send_rates(self, worker: WorkerProcess, wanted: messages.RatesWanted) -> None:
-        """Send a worker the sums of the others' rates.
+    async def _send_rates(self, worker: WorkerProcess, asked: messages.Asked) -> None:
+        """Answer a worker's only question, the sums of the others' rates.
 
         All their answers together could be too long for a message.
         """
-        asked = {"counters": wanted.counters}
-        answers = await self._http.questions.ask_all(RATES, asked, wanted.timeout, exclude=worker)
-        worker.pipe.send(messages.Rates(wanted.number, sum_of(answers)))
+        others = [each for each in self._workers.values() if each is not worker]
+        answers = await ask_all(others, asked.question, asked.arguments, ANSWER_SECONDS)
+        rates = {name: sum(each.get(name, 0.0) for each in answers) for name in asked.arguments["counters"]}
+        worker.pipe.send(messages.Answered(asked.number, "", rates))
 
     def _on_applied(self, worker: WorkerProcess, applied: messages.Ready | messages.Applied) -> None:
         worker.applied = applied.revision

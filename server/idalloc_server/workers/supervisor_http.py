@@ -13,14 +13,14 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.domain.clock import SystemClock
+from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.urls import open_witness
 from idalloc_server.telemetry import families, recent
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.messages import Checked, Serving
-from idalloc_server.workers.questions import Questions
-from idalloc_server.workers.worker_process import WorkerProcess
+from idalloc_server.workers.worker_process import WorkerProcess, ask_all
 
 
 class SupervisorHttp:
@@ -44,8 +44,6 @@ class SupervisorHttp:
         clock = SystemClock()
         self._workers = workers
         self._counts = counts
-        self.questions = Questions(workers)  # asks a worker
-        self.ask = self.questions.ask  # see ``Source``
         self._access_file = access_file if settings.http_listen else None
         self._access_control = AccessControl(
             clock,
@@ -103,9 +101,15 @@ class SupervisorHttp:
         serving = next(filter(None, newest), Serving("", "", 0))
         return {"address": serving.address, "store": serving.store, **self._described}
 
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        worker = next((each for each in self._workers if each.is_serving), None)
+        if worker is None:
+            raise StoreUnavailable("no worker serves")
+        return await worker.pipe.ask(question, arguments, timeout)
+
     async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
         """See ``Source``: the supervisor has a log of its own, and nothing else to answer."""
-        answers = await self.questions.ask_all(question, arguments, timeout)
+        answers = await ask_all(self._workers, question, arguments, timeout)
         return [*answers, recent.lines()] if question == "recent" else answers
 
     def counts(self) -> Counts:

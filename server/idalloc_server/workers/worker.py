@@ -10,25 +10,32 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 import structlog
 
 from idalloc_server import app
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
-from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
+from idalloc_server.domain.errors import (
+    Refusal,
+    Retryable,
+    ServerDraining,
+    StartRefused,
+    StoreFailure,
+    StoreUnavailable,
+)
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
+from idalloc_server.node.answers import answer
+from idalloc_server.node.issuers import Issuers
 from idalloc_server.node.mode import ProcessMode
+from idalloc_server.node.rates import ANSWER_SECONDS
 from idalloc_server.node.report import NodeReport
 from idalloc_server.settings.installed import installed
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers import messages
-from idalloc_server.workers.messages import Message
 from idalloc_server.workers.pipe import Pipe
-from idalloc_server.workers.questions import Answers, OtherRates
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
@@ -75,8 +82,7 @@ class Worker(ProcessMode):
         self.opening = ANY_STORE if start.store is None else Opening(creates=False, expected=start.store)
         self._pipe = pipe
         self._access_control: AccessControl | None = None
-        self._answers: Answers | None = None
-        self._others = OtherRates(pipe.send)
+        self._answer: Callable[[messages.Asked], object] | None = None  # begins an answer, during ``report``
         self._doc_ids: DocIdGenerator
         self._is_ready = False
         self._applied = 0  # the revision of the node's settings that this worker uses
@@ -85,31 +91,35 @@ class Worker(ProcessMode):
 
     async def receive_until_orphaned(self, serving: asyncio.Task[None]) -> None:
         """Handle the supervisor's messages until it exits; then drain, or end the start."""
-        handlers: dict[type[Message], Callable[[Any], None]] = {
-            messages.AuthenticationRequired: self._on_authentication_required,
-            messages.Reload: lambda _: self.control.reload_requested.set(),
-            messages.Asked: self._on_asked,
-            messages.Rates: self._others.receive,
-            messages.Stop: lambda _: self.control.stop_requested.set(),
-        }
         try:
             while (message := await self._pipe.receive()) is not None:
-                if handle := handlers.get(type(message)):
-                    handle(message)
+                match message:
+                    case messages.AuthenticationRequired():
+                        self.requires_authentication = True
+                        if self._access_control is not None:
+                            self._access_control.authenticator.require_authentication()
+                    case messages.Asked() if self._answer is not None:
+                        self._answer(message)
+                    case messages.Reload():
+                        self.control.reload_requested.set()
+                    case messages.Stop():
+                        self.control.stop_requested.set()
         finally:
             self.control.drain_timeout = min(self.control.drain_timeout, ORPHAN_DRAIN_SECONDS)
             self.control.stop_requested.set()
             if not self._is_ready:
                 serving.cancel()
 
-    def _on_authentication_required(self, message: Message) -> None:
-        self.requires_authentication = True
-        if self._access_control is not None:
-            self._access_control.authenticator.require_authentication()
-
-    def _on_asked(self, asked: messages.Asked) -> None:
-        if self._answers is not None:
-            self._answers.receive(asked)
+    async def _send_answer(self, issuers: Issuers, asked: messages.Asked) -> None:
+        error = ""
+        result = None
+        try:
+            result = await answer(issuers, asked.question, asked.arguments)
+        except Refusal as refusal:
+            error = str(refusal)
+        except Exception as fault:
+            error = f"the question {asked.question} failed: {fault!r}"
+        self._pipe.send(messages.Answered(asked.number, error, result))
 
     # ProcessMode: reports to the supervisor.
 
@@ -134,18 +144,19 @@ class Worker(ProcessMode):
         self._pipe.send(messages.Serving(address, store, prefix))
 
     async def report(self, report: NodeReport) -> None:
-        self._answers = Answers(report.answers, self._pipe.send)
         self._pipe.send(messages.Checked(report.checks()))
-        try:
-            while True:
-                await asyncio.sleep(1)
-                if series := self._pipe.newest(messages.Series):
-                    report.series.set_series(series.names)
-                self._pipe.send(messages.Checked(report.checks()))
-                self._pipe.send(messages.Candidates(report.series.candidates()))
-                self.report_final_counts(report.counts())
-        finally:
-            await self._answers.close()
+        async with asyncio.TaskGroup() as answering:
+            self._answer = lambda asked: answering.create_task(self._send_answer(report.issuers, asked))
+            try:
+                while True:
+                    await asyncio.sleep(1)
+                    if series := self._pipe.newest(messages.Series):
+                        report.series.set_series(series.names)
+                    self._pipe.send(messages.Checked(report.checks()))
+                    self._pipe.send(messages.Candidates(report.series.candidates()))
+                    self.report_final_counts(report.counts())
+            finally:
+                self._answer = None
 
     async def wait_all_closed(self) -> None:
         self._pipe.send(messages.Closed())
@@ -168,8 +179,11 @@ class Worker(ProcessMode):
         leases = self._pipe.newest(messages.OtherLeases)
         return leases.count if leases else 0
 
-    async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
-        return await self._others.ask(counters, timeout)
+    async def other_rates(self, counters: list[str]) -> Mapping[str, float]:
+        rates: Mapping[str, float] = {}
+        with suppress(StoreUnavailable):  # the supervisor has exited
+            rates = await self._pipe.ask("rates", {"counters": counters}, 2 * ANSWER_SECONDS)
+        return rates
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE

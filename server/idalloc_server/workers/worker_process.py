@@ -4,7 +4,7 @@ import asyncio
 import math
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,3 +76,12 @@ class WorkerProcess:
         """Kill the process."""
         with suppress(ProcessLookupError):
             self.process.kill()
+
+
+async def ask_all(
+    workers: Iterable[WorkerProcess], question: str, arguments: Mapping[str, Any], timeout: float
+) -> list[Any]:
+    """Return the answers of all workers that serve and answered in time; see ``Pipe.ask``."""
+    asked = (each.pipe.ask(question, arguments, timeout) for each in workers if each.is_serving)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    return [each for each in answers if not isinstance(each, BaseException)]

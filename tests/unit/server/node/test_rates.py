@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from unittest.mock import Mock
 
-from idalloc_server.node.rates import FRESH_SECONDS, MAX_COUNTERS, ServerRates, sum_of
-from idalloc_server.workers.messages import Rates, encode
+from idalloc_server.node.rates import FRESH_SECONDS, MAX_COUNTERS, ServerRates
+from idalloc_server.workers.messages import Answered, encode
 from idalloc_server.workers.pipe import _MAX_MESSAGE_BYTES
 from tests.support.fake_store import FakeClock
 
@@ -17,7 +17,7 @@ class Others:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
+    async def other_rates(self, counters: list[str]) -> Mapping[str, float]:
         self.asked.append(counters)
         return {name: 10.0 for name in counters if name.startswith("o")}
 
@@ -33,7 +33,6 @@ async def test_rates_of_all_processes_are_added(clock: FakeClock) -> None:
     rates = rates_of(Others(), clock)
     assert await rates(["orders", "others", "bills"]) == {"orders": 15.0, "others": 10.0, "bills": 0.0}
     assert await rates_of(None, clock)(["orders", "others"]) == {"orders": 5.0}
-    assert sum_of([{"a": 1.0, "b": 2.0}, {}, {"b": 3.0}]) == {"a": 1.0, "b": 5.0}
 
 
 async def test_others_are_asked_once_a_second(clock: FakeClock) -> None:
@@ -53,4 +52,4 @@ async def test_others_are_asked_once_a_second(clock: FakeClock) -> None:
 def test_an_answer_fits_into_a_message() -> None:
     """The sums of MAX_COUNTERS counters with the longest names of any letters fit a message."""
     names = [f"{number:03}" + "\N{SNOWMAN}" * 84 + "\x1f2026-11-21" for number in range(MAX_COUNTERS)]
-    assert len(encode(Rates(1, dict.fromkeys(names, 1 / 3)))) < _MAX_MESSAGE_BYTES
+    assert len(encode(Answered(1, "", dict.fromkeys(names, 1 / 3)))) < _MAX_MESSAGE_BYTES

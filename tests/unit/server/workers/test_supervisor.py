@@ -266,3 +266,19 @@ class TestCounting:
             assert await other.expect(messages.OtherLeases) == messages.OtherLeases(1)
             one.pipe.send(counts(2))
             assert await one.expect(messages.OtherLeases) == messages.OtherLeases(4)
+
+    async def test_rates_of_the_other_workers_are_added(self, workers: FakeWorkers) -> None:
+        """A worker gets the sums of the others' rates; one that has exited is left out."""
+        async with supervised(workers, count=4):
+            asking, one, other, exited = [await workers.next() for _ in range(4)]
+            await asyncio.gather(*(each.serve() for each in workers.all))
+            receiving = asyncio.create_task(asking.expect(messages.Answered))
+            rates = asyncio.create_task(asking.pipe.ask("rates", {"counters": ["a", "b", "c"]}, SECONDS))
+            for each, found in ((one, {"a": 1.0, "b": 2.0}), (other, {"b": 3.0})):
+                asked = await each.expect(messages.Asked)
+                assert asked.arguments == {"counters": ["a", "b", "c"]}
+                each.pipe.send(messages.Answered(asked.number, "", found))
+            await exited.expect(messages.Asked)
+            await exited.exit()
+            assert await rates == {"a": 1.0, "b": 5.0, "c": 0.0}
+            await receiving
