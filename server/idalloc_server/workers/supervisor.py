@@ -10,7 +10,7 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -38,7 +38,8 @@ from idalloc_server.workers.worker_process import WorkerProcess, ask_all
 
 # A worker that served at least this long is replaced at once; any other one after a growing pause.
 STABLE_SECONDS = 10.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
 # How long a worker that drained by itself waits: a signal to all processes may reach the supervisor
 # last.
 SELF_STOP_SECONDS = 1.0
@@ -46,7 +47,8 @@ SELF_STOP_SECONDS = 1.0
 STOP_MARGIN_SECONDS = 15.0
 # The longest wait for each of the two steps of a start; the first step may also take START_CALLS
 # store calls.
-REPLY_SECONDS, START_CALLS = 10.0, 5
+REPLY_SECONDS = 10.0
+START_CALLS = 5
 
 _log = structlog.get_logger("idalloc.supervisor")
 
@@ -86,6 +88,7 @@ class Supervisor:
         total = Counts()
         total.counters[families.LOG_LINES_LOST].update(logs.queue.lost)
         total.counters[families.WORKER_EXITS][""] = self._exits
+        families.count_rejections(total.counters, self._http.access_control.audit.rejected)
         total.gauges[families.WORKERS][""] = 0
         for each in (self._exited_counts.to_json(), *(each.counts for each in self._workers.values())):
             total.add(each)
@@ -106,7 +109,8 @@ class Supervisor:
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
         # First: a signal without a handler would end only this process, and a start may take long.
-        loop, numbers = asyncio.get_running_loop(), stop_signals()
+        loop = asyncio.get_running_loop()
+        numbers = stop_signals()
         for number in numbers:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         if signal.SIGHUP not in numbers:
@@ -115,7 +119,9 @@ class Supervisor:
         policy = access_file.read() if access_file else None
         self._requires_authentication = bool(policy and policy.identities)
         transport.check_settings(self._settings, requires_authentication=self._requires_authentication)
-        self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values(), self.counts)
+        self._http = SupervisorHttp(
+            self._settings, policy, access_file, workers=self._workers.values(), counts=self.counts
+        )
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         others = self._reserve_other_ports()
@@ -177,8 +183,15 @@ class Supervisor:
         worker = await WorkerProcess.start(number)
         self._workers[number] = worker
         worker.exit = asyncio.create_task(self._receive_until_exit(worker))
-        settings, node_settings = dict(self._settings), self._node_settings.arguments
-        worker.pipe.send(messages.Start(number, settings, node_settings, self._requires_authentication, self._store))
+        worker.pipe.send(
+            messages.Start(
+                number,
+                dict(self._settings),
+                self._node_settings.arguments,
+                requires_authentication=self._requires_authentication,
+                store=self._store,
+            )
+        )
         worker.pipe.send(messages.Series(self._series.names))
         self._send_node(worker)
         await worker.wait_started(messages.Ready, START_CALLS * self._settings.store_timeout + REPLY_SECONDS)
@@ -221,20 +234,8 @@ class Supervisor:
         Returns:
             Its exit code, negative for a signal.
         """
-        handlers: dict[type[Message], Callable[[WorkerProcess, Any], None]] = {
-            messages.Counted: self._on_counted,
-            messages.Asked: lambda worker, asked: self._run(self._send_rates(worker, asked)),
-            messages.Candidates: lambda _, __: self._decide_series(),
-            messages.AuthenticationRequired: self._on_authentication_required,
-            messages.TurnWanted: self._on_turn_wanted,
-            messages.Ready: self._on_applied,
-            messages.Applied: self._on_applied,
-            messages.TurnEnded: self._on_turn_ended,
-            messages.Drained: self._on_drained,
-        }
         while (message := await worker.pipe.receive()) is not None:
-            if handle := handlers.get(type(message)):
-                handle(worker, message)
+            self._handle(worker, message)
         last = Counts()
         last.add(worker.counts)
         last.end()
@@ -244,21 +245,32 @@ class Supervisor:
         await worker.pipe.close()
         return await worker.process.wait()
 
-    def _on_counted(self, worker: WorkerProcess, counted: messages.Counted) -> None:
-        worker.counts = counted.counts
-        others = [each.counts for each in self._workers.values() if each is not worker]
-        leases = (counts["gauges"][families.LEASES].get("", 0) for counts in others)
-        worker.pipe.send(messages.OtherLeases(sum(leases)))
-
-    def _on_authentication_required(self, worker: WorkerProcess, message: Message) -> None:
-        if not self._requires_authentication:
-            # A later worker may not have seen the access file that required it.
-            self._requires_authentication = True
-            self._broadcast(messages.AuthenticationRequired())
-            self._http.require_authentication()
-
-    def _on_turn_wanted(self, worker: WorkerProcess, wanted: messages.TurnWanted) -> None:
-        self._run(self._give_turn(worker, wanted.persisted))
+    def _handle(self, worker: WorkerProcess, message: Message) -> None:
+        match message:
+            case messages.Counted(counts):
+                worker.counts = counts
+                leases = (each.counts["gauges"][families.LEASES].get("", 0) for each in self._others(worker))
+                worker.pipe.send(messages.OtherLeases(sum(leases)))
+            case messages.Asked():
+                self._run(self._send_rates(worker, message))
+            case messages.Candidates():
+                self._decide_series()
+            case messages.AuthenticationRequired() if not self._requires_authentication:
+                # A later worker may not have seen the access file that required it.
+                self._requires_authentication = True
+                self._broadcast(messages.AuthenticationRequired())
+                self._http.access_control.authenticator.require_authentication()
+            case messages.TurnWanted(persisted):
+                self._run(self._give_turn(worker, persisted))
+            case messages.Ready(revision) | messages.Applied(revision):
+                worker.applied = revision
+                self._send_node(*self._others(worker))
+            case messages.TurnEnded(turn, given) if given is not None:
+                worker.applied = turn
+                self._keep_change(worker, turn, given)
+            case messages.Drained():
+                # By itself, as after SIGTERM, unless all stop.
+                asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what a worker's message asks for, in a task that a stop awaits."""
@@ -271,23 +283,9 @@ class Supervisor:
 
         All their answers together could be too long for a message.
         """
-        others = [each for each in self._workers.values() if each is not worker]
-        answers = await ask_all(others, asked.question, asked.arguments, ANSWER_SECONDS)
+        answers = await ask_all(self._others(worker), asked.question, asked.arguments, ANSWER_SECONDS)
         rates = {name: sum(each.get(name, 0.0) for each in answers) for name in asked.arguments["counters"]}
         worker.pipe.send(messages.Answered(asked.number, "", rates))
-
-    def _on_applied(self, worker: WorkerProcess, applied: messages.Ready | messages.Applied) -> None:
-        worker.applied = applied.revision
-        self._send_to_others(worker)
-
-    def _on_turn_ended(self, worker: WorkerProcess, ended: messages.TurnEnded) -> None:
-        if ended.given is not None:
-            worker.applied = ended.turn
-            self._keep_change(worker, ended.turn, ended.given)
-
-    def _on_drained(self, worker: WorkerProcess, message: Message) -> None:
-        # By itself, as after SIGTERM, unless all stop.
-        asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
 
     def _decide_series(self) -> None:
         """Give series to sequences with enough ids in all workers, and broadcast the names."""
@@ -331,17 +329,16 @@ class Supervisor:
         update = {SETTINGS[field]: value for field, value in given.items()}
         self._settings = self._settings.model_copy(update=update)
         self._revision = revision
-        self._send_to_others(worker)
+        self._send_node(*self._others(worker))
 
-    def _send_to_others(self, worker: WorkerProcess) -> None:
-        for each in self._workers.values():
-            if each is not worker:
-                self._send_node(each)
+    def _others(self, worker: WorkerProcess) -> list[WorkerProcess]:
+        return [each for each in self._workers.values() if each is not worker]
 
-    def _send_node(self, worker: WorkerProcess) -> None:
+    def _send_node(self, *workers: WorkerProcess) -> None:
         settings = {field: getattr(self._settings, setting) for field, setting in SETTINGS.items()}
-        others = [each.applied for each in self._workers.values() if each is not worker]
-        worker.pipe.send(messages.NodeState(self._revision, settings, others))
+        for worker in workers:
+            others = [each.applied for each in self._others(worker)]
+            worker.pipe.send(messages.NodeState(self._revision, settings, others))
 
     def _broadcast(self, message: Message) -> None:
         for each in self._workers.values():
@@ -349,7 +346,8 @@ class Supervisor:
 
     def _reload(self) -> None:
         self._broadcast(messages.Reload())
-        self._http.reload()
+        if self._http.access_file:
+            self._http.access_file.reload()
 
     def _allow_exit(self, worker: WorkerProcess) -> None:
         if not self._stopping:
@@ -376,21 +374,18 @@ class Supervisor:
         service_manager.notify("STOPPING=1")
         self._serving.cancel()
         await asyncio.wait({self._serving})
-        for each in self._workers.values():
+        workers = self._workers.values()
+        for each in workers:
             each.pipe.send(messages.Stop())
             if not each.pipe.has(messages.Serving):
                 each.kill()
         try:
             async with asyncio.timeout(self._settings.drain_timeout + STOP_MARGIN_SECONDS):
-                await self._drain_all()
+                await asyncio.gather(*(each.pipe.wait_for(messages.Closed) for each in workers))
+                self._broadcast(messages.AllClosed())
+                await asyncio.gather(*(each.pipe.wait_for(messages.Drained) for each in workers))
+                self._broadcast(messages.Exit(with_all=True))
+                await asyncio.gather(*(asyncio.shield(each.exit) for each in workers), return_exceptions=True)
         except TimeoutError:
             self._kill_workers(1)
-        await asyncio.gather(*(each.exit for each in self._workers.values()), *self._requests, return_exceptions=True)
-
-    async def _drain_all(self) -> None:
-        workers = self._workers.values()
-        await asyncio.gather(*(each.pipe.wait_for(messages.Closed) for each in workers))
-        self._broadcast(messages.AllClosed())
-        await asyncio.gather(*(each.pipe.wait_for(messages.Drained) for each in workers))
-        self._broadcast(messages.Exit(with_all=True))
-        await asyncio.gather(*(asyncio.shield(each.exit) for each in workers), return_exceptions=True)
+        await asyncio.gather(*(each.exit for each in workers), *self._requests, return_exceptions=True)

@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.urls import open_witness
-from idalloc_server.telemetry import families, recent
+from idalloc_server.telemetry import recent
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.messages import Checked, Serving
 from idalloc_server.workers.worker_process import WorkerProcess, ask_all
@@ -30,7 +30,7 @@ class SupervisorHttp:
         policy: Identities and quotas; None if every caller may do everything.
         access_file: The file that ``policy`` is from.
         workers: The present workers.
-        counts: Returns the sum of their metrics, and of exited ones.
+        counts: Returns the metrics of the server.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class SupervisorHttp:
     ) -> None:
         clock = SystemClock()
         self._workers = workers
-        self._counts = counts
-        self._access_file = access_file if settings.http_listen else None
-        self._access_control = AccessControl(
+        self.counts = counts  # see ``Source``
+        self.access_file = access_file if settings.http_listen else None
+        self.access_control = AccessControl(
             clock,
             settings.max_ids_per_call,
             policy,
@@ -55,7 +55,7 @@ class SupervisorHttp:
         if settings.http_listen or settings.probe_listen:
             from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
-            self._port = HttpPort(settings, self._access_control, clock, METHOD_TYPES)
+            self._port = HttpPort(settings, self.access_control, clock, METHOD_TYPES)
             self._port.source = self
         self._described = {}
         if settings.http_listen and settings.witness:
@@ -75,8 +75,8 @@ class SupervisorHttp:
         """
         if self._port:
             await self._port.open()
-        if self._access_file:
-            self._following = asyncio.create_task(self._access_file.follow(self._access_control.apply_policy))
+        if self.access_file:
+            self._following = asyncio.create_task(self.access_file.follow(self.access_control.apply_policy))
 
     async def close(self) -> None:
         """Close the address and all connections."""
@@ -85,16 +85,7 @@ class SupervisorHttp:
             await asyncio.wait([self._following])
         if self._port:
             await self._port.close()
-        self._access_control.audit.log_totals()
-
-    def reload(self) -> None:
-        """Reload the access file now."""
-        if self._access_file:
-            self._access_file.reload()
-
-    def require_authentication(self) -> None:
-        """Require authentication from now on."""
-        self._access_control.authenticator.require_authentication()
+        self.access_control.audit.log_totals()
 
     def describe(self) -> Mapping[str, Any]:
         newest = (each.pipe.newest(Serving) for each in self._workers if each.is_serving)
@@ -111,11 +102,6 @@ class SupervisorHttp:
         """See ``Source``: the supervisor has a log of its own, and nothing else to answer."""
         answers = await ask_all(self._workers, question, arguments, timeout)
         return [*answers, recent.lines()] if question == "recent" else answers
-
-    def counts(self) -> Counts:
-        counts = self._counts()
-        families.count_rejections(counts.counters, self._access_control.audit.rejected)
-        return counts
 
     def pids(self) -> Mapping[str, int]:
         workers = {f"worker {each.number}": each.process.pid for each in self._workers if not each.pipe.has_ended}
