@@ -7,7 +7,6 @@ A command that prints results has a parameter `context`: `context.obj` is the pr
 import os
 import sys
 from json import dumps
-from typing import NoReturn
 
 import typer
 
@@ -19,7 +18,6 @@ from idalloc_server import app
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreRefused
 from idalloc_server.domain.sequences.text import escaped
-from idalloc_server.domain.store.protocol import Store
 from idalloc_server.listen import open_files
 from idalloc_server.node.mode import ProcessMode
 from idalloc_server.settings import commands
@@ -45,10 +43,10 @@ def serve(*, config_file: ConfigFile = None, **flags: str | None) -> None:
         settings, _, node_settings = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
         code = _run_server(settings, node_settings)
-    except StartRefused as error:
-        _refuse_start(str(error), 2)
-    except StoreFailure as error:
-        _refuse_start(f"store: {error}", 2 if isinstance(error, StoreRefused) else 1)
+    except (StartRefused, StoreFailure) as error:
+        is_store = isinstance(error, StoreFailure)
+        code = 1 if is_store and not isinstance(error, StoreRefused) else 2
+        logs.report_not_started(escaped(f"store: {error}" if is_store else str(error)), code)
     if code:
         raise typer.Exit(code)
 
@@ -57,7 +55,8 @@ def _run_server(settings: Settings, node_settings: NodeSettingsFile) -> int:
     """Serve, and return the exit code; log an unexpected error as ``crashed``."""
     try:
         open_files.raise_limit(settings)
-        created = _missing_file(open_store(settings.store, SystemClock()))
+        file = store_file(open_store(settings.store, SystemClock()))
+        created = str(file) if file and not os.path.lexists(file) else ""  # the file that this start creates
         if settings.workers > 1:
             return commands.run(Supervisor(settings, node_settings, created).run())
         commands.run(app.serve(settings, ProcessMode(node_settings, settings.drain_timeout, created)))
@@ -67,11 +66,6 @@ def _run_server(settings: Settings, node_settings: NodeSettingsFile) -> int:
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
-
-
-def _refuse_start(message: str, code: int) -> NoReturn:
-    logs.report_not_started(escaped(message), code)
-    raise typer.Exit(code)
 
 
 @config.command("show")
@@ -89,12 +83,6 @@ def show(context: typer.Context, *, config_file: ConfigFile = None, **flags: str
     rows = [(name, dumps(value), origins.get(name, "default")) for name, value in values.items()]
     toml = [f"{name} = {value}" + (f"  # {origins[name]}" if name in origins else "") for name, value, _ in rows]
     context.obj.rows(("setting", "value", "origin"), rows, lambda: values, text=toml)
-
-
-def _missing_file(store: Store) -> str:
-    """Return the file of a store if it is missing now and a start creates it, or an empty text."""
-    file = store_file(store)
-    return str(file) if file and not os.path.lexists(file) else ""
 
 
 if __name__ == "__main__":

@@ -59,18 +59,25 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     for factory in factories:
         factory.check_settings(settings, requires_authentication=required)
     traces = open_traces(os.environ)
-    rpc = RpcPort(settings, access_control, clock, traces, mode.wait_all_closed, shares_port=is_worker)
+    rpc = RpcPort(
+        settings,
+        access_control,
+        clock,
+        traces=traces,
+        wait_all_closed=mode.wait_all_closed,
+        shares_port=is_worker,
+    )
     further = [factory(settings, access_control, shares_port=is_worker) for factory in factories]
     own = [*_http_ports(settings, access_control, clock, mode), rpc]
     ports = [*further, *own]  # gRPC's is the last one: while another cannot start, it serves nothing
-    stores = Stores(settings.store, settings.witness, clock, settings.store_timeout, traces)
+    stores = Stores(settings.store, settings.witness, clock, timeout=settings.store_timeout, traces=traces)
     reserve.fill()
     try:
         for port in own:
             await port.open()
         await stores.open(mode.opening, [each.open for each in further])
         holder = f"{socket.gethostname()} {rpc.addresses['address']}"
-        issuers = await Issuers.claim(settings, clock, stores.counters, holder, mode.workers)
+        issuers = await Issuers.claim(settings, clock, stores.counters, holder=holder, workers=mode.workers)
         node = _Node(
             settings=settings,
             mode=mode,
@@ -180,7 +187,9 @@ class _Node:
     def _background(self) -> list[Coroutine[None, None, None]]:
         allocator = self.issuers.allocator
         jobs = [
-            *self.issuers.background(),
+            self.issuers.start_timestamps.keep_prefix(allocator.store_health.record_heartbeat),
+            allocator.close_idle_sequences(),
+            self.issuers.request_ids.prune_answers(),
             self.report.sample(),
             self.report.survey(),
             self.mode.report(self.report),

@@ -13,7 +13,8 @@ from idalloc_server.telemetry import recent
 
 # The most labels of a sequence in an answer, and the longest description: an answer must fit into
 # a message.
-MAX_LABELS, MAX_DESCRIPTION = 8, 200
+MAX_LABELS = 8
+MAX_DESCRIPTION = 200
 
 
 async def answer(issuers: Issuers, question: str, arguments: Mapping[str, Any]) -> Any:
@@ -52,7 +53,8 @@ async def answer(issuers: Issuers, question: str, arguments: Mapping[str, Any]) 
 
 
 def _sequence(summary: SequenceSummary) -> dict[str, Any]:
-    row, settings = summary.row, summary.row.sequence
+    row = summary.row
+    settings = row.sequence
     return {
         "name": row.name,
         "kind": settings.kind.name.lower(),

@@ -23,18 +23,13 @@ def freeze() -> None:
     gc.freeze()
 
 
-def freeze_if_grown(frozen: int, count: int) -> int:
-    """Freeze if there are many more sequences than ``frozen``; return how many are frozen now."""
-    frozen = min(frozen, count)  # some were closed
-    if count - frozen < NEW_SEQUENCES:
-        return frozen
-    freeze()
-    return count
-
-
 async def freeze_new_sequences(count: Callable[[], int]) -> None:
     """Freeze whenever ``count()``, the number of sequences, has grown much, until cancelled."""
     frozen = count()
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        frozen = freeze_if_grown(frozen, count())
+        present = count()
+        frozen = min(frozen, present)  # some were closed
+        if present - frozen >= NEW_SEQUENCES:
+            freeze()
+            frozen = present

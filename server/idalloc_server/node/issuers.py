@@ -46,12 +46,26 @@ class Issuers:
         start: StartTimestamp,
         workers: Workers | None,
     ) -> None:
-        timeout, skew = settings.store_timeout, settings.max_clock_skew
+        timeout = settings.store_timeout
+        skew = settings.max_clock_skew
         self.start_timestamps = start_timestamps  # claims those of this process, and keeps the prefix
         self.start = start  # the first one
-        self.allocator = Allocator(store, clock, _allocation_config(settings))
-        offset, increment = settings.auto_increment_offset, settings.auto_increment_increment
-        self.doc_ids = DocIdGenerator(start_timestamps, start, offset=offset, increment=increment)
+        config = AllocationConfig(
+            settings.lease_ttl,
+            timeout,
+            settings.auto_create_sequences,
+            max_clock_skew=skew,
+            outage_reserve=settings.outage_reserve,
+            max_reserved_ids=settings.max_reserved_ids,
+            max_sequences=settings.max_sequences,
+        )
+        self.allocator = Allocator(store, clock, config)
+        self.doc_ids = DocIdGenerator(
+            start_timestamps,
+            start,
+            offset=settings.auto_increment_offset,
+            increment=settings.auto_increment_increment,
+        )
         self.uuids = UuidGenerator(clock)
         # Issues ranges to calls with a request id.
         self.request_ids = IdempotentAllocator(
@@ -95,15 +109,10 @@ class Issuers:
             store_timeout=settings.store_timeout,
             is_shared=workers is not None,
         )
-        return cls(settings, clock, store, holder, start_timestamps, await start_timestamps.start(), workers)
-
-    def background(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs until it is cancelled, while the process serves."""
-        return [
-            self.start_timestamps.keep_prefix(self.allocator.store_health.record_heartbeat),
-            self.allocator.close_idle_sequences(),
-            self.request_ids.prune_answers(),
-        ]
+        start = await start_timestamps.start()
+        return cls(
+            settings, clock, store, holder=holder, workers=workers, start_timestamps=start_timestamps, start=start
+        )
 
     async def close(self) -> bool:
         """Return unused ids to the store, and log burned ids.
@@ -133,18 +142,6 @@ class Issuers:
         finally:  # after a timeout, burn what is left
             self.request_ids.abandon()
             self.allocator.abandon()
-
-
-def _allocation_config(settings: Settings) -> AllocationConfig:
-    return AllocationConfig(
-        settings.lease_ttl,
-        settings.store_timeout,
-        settings.auto_create_sequences,
-        max_clock_skew=settings.max_clock_skew,
-        outage_reserve=settings.outage_reserve,
-        max_reserved_ids=settings.max_reserved_ids,
-        max_sequences=settings.max_sequences,
-    )
 
 
 async def _in_time(work: Coroutine[Any, Any, None]) -> bool:

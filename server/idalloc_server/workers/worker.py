@@ -41,7 +41,9 @@ from idalloc_server.workers.pipe import Pipe
 ORPHAN_DRAIN_SECONDS = 2.0
 # A change is answered after this share of the time that its caller has left, or after
 # CHANGE_SECONDS without a deadline. Such a call has None left on grpcio, and centuries on native.
-DEADLINE_SHARE, CHANGE_SECONDS, CENTURIES = 0.9, 60.0, 1e10
+DEADLINE_SHARE = 0.9
+CHANGE_SECONDS = 60.0
+CENTURIES = 1e10
 # The pause before a worker tries again to apply a change.
 CHANGE_PAUSE_SECONDS = 5.0
 
@@ -126,7 +128,8 @@ class Worker(ProcessMode):
     async def wait_all_ready(
         self, doc_ids: DocIdGenerator, access_control: AccessControl, store: Mapping[str, str]
     ) -> None:
-        self._doc_ids, self._is_ready = doc_ids, True
+        self._doc_ids = doc_ids
+        self._is_ready = True
         self._access_control = access_control
         if self.requires_authentication:  # the supervisor may have sent it during the start
             access_control.authenticator.require_authentication()
@@ -233,7 +236,8 @@ class Worker(ProcessMode):
         """Apply what other workers changed first; retry failures, until the supervisor exits."""
         await self._pipe.wait_for(messages.Serve)
         while not self._pipe.has_ended:
-            newest, pause = self._node.revision, None
+            newest = self._node.revision
+            pause = None
             try:
                 async with self._change_lock:
                     await self._apply_newest()

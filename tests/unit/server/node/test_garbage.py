@@ -1,14 +1,16 @@
 """Which objects the garbage collector visits while sequences come into use."""
 
+import asyncio
 import gc
 from collections.abc import Iterator
 
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.node.garbage import NEW_SEQUENCES, freeze, freeze_if_grown, freeze_new_sequences
+from idalloc_server.node.garbage import CHECK_SECONDS, NEW_SEQUENCES, freeze, freeze_new_sequences
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG, close_idle
+from tests.support.waiting import hold_for_async
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +35,24 @@ async def use(allocator: Allocator, since: int, until: int) -> None:
 
 async def test_objects_of_new_sequences_are_frozen(allocator: Allocator) -> None:
     """Sequences that come into use are exempt from collections, also after others were closed."""
+    freezing = asyncio.create_task(freeze_new_sequences(lambda: allocator.sequence_count))
+    await asyncio.sleep(0)
 
-    def freeze_more(frozen: int) -> tuple[int, bool]:
+    async def have_frozen() -> bool:
         before = gc.get_freeze_count()
-        return freeze_if_grown(frozen, allocator.sequence_count), gc.get_freeze_count() - before > NEW_SEQUENCES
+        await hold_for_async(CHECK_SECONDS, "the sequences are counted each second of virtual time")
+        return gc.get_freeze_count() - before > NEW_SEQUENCES
 
     await use(allocator, 0, NEW_SEQUENCES - 1)
-    assert freeze_more(0) == (0, False)
+    assert not await have_frozen()
     await use(allocator, NEW_SEQUENCES - 1, NEW_SEQUENCES)
-    assert freeze_more(0) == (NEW_SEQUENCES, True)
-    assert freeze_more(NEW_SEQUENCES) == (NEW_SEQUENCES, False)
+    assert await have_frozen()
+    assert not await have_frozen()
     await close_idle(allocator)
-    assert freeze_more(NEW_SEQUENCES) == (0, False)
+    assert not await have_frozen()
     await use(allocator, 0, NEW_SEQUENCES)
-    assert freeze_more(0) == (NEW_SEQUENCES, True)
+    assert await have_frozen()
+    freezing.cancel()
 
 
 async def test_the_number_of_sequences_is_checked_again_and_again() -> None:
