@@ -16,7 +16,7 @@ from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
 from idalloc_server.auth.sessions import ADMIN, Audit, Identity, auth_context_of
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, Refusal, Unauthenticated
-from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
+from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, ConnectionLimits, Listener
 from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
 from idalloc_xproto import document_errors, frames
 from idalloc_xproto.admin import Admin
@@ -70,7 +70,7 @@ class XListener:
     tls: ssl.SSLContext | None  # None without a certificate
     requires_tls: bool  # whether a login needs TLS
     max_message_bytes: int
-    limits: Limits  # of its connections
+    limits: ConnectionLimits  # of its connections
     reuse_port: InitVar[bool] = False  # whether other processes may bind the port
     # The calls that ended, by kind and code; see ``families.XPROTO_CALLS``.
     calls: Counter[str] = field(default_factory=Counter, init=False)

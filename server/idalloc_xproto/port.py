@@ -8,7 +8,7 @@ from typing import cast
 from idalloc_server.auth.sessions import AccessControl
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen.connections import Limits
+from idalloc_server.listen.connections import ConnectionLimits
 from idalloc_server.listen.tls import ReloadingTlsContext
 from idalloc_server.listen.transport import check_reachable
 from idalloc_server.node.ports import Port, ServedNode
@@ -97,7 +97,7 @@ class XProtocolPort(Port):
             tls=self._tls.context if self._tls else None,
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
             max_message_bytes=settings.xproto_max_message_bytes,
-            limits=Limits(
+            limits=ConnectionLimits(
                 settings.xproto_max_connections,
                 settings.max_connections_per_address,
                 age=settings.max_connection_age,

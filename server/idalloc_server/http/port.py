@@ -14,7 +14,7 @@ from idalloc_server.http.probes import livez, readyz
 from idalloc_server.http.readers import require_reader
 from idalloc_server.http.server import Handler, HttpServer
 from idalloc_server.http.status_page.page import FILES, Source, StatusPage
-from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS, Limits
+from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS, ConnectionLimits
 from idalloc_server.listen.tls import ReloadingTlsContext
 from idalloc_server.node.ports import Port, ServedNode
 from idalloc_server.settings.model import Settings
@@ -54,13 +54,13 @@ class HttpPort(Port):
         probes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", readyz(self._checks))]
         self._servers: dict[str, HttpServer] = {}
         if settings.http_listen:
-            limits = Limits(MAX_HTTP_CONNECTIONS, settings.max_connections_per_address)
+            limits = ConnectionLimits(MAX_HTTP_CONNECTIONS, settings.max_connections_per_address)
             routes = [*probes, *self._guarded_routes(settings, access_control)]
             tls = self._files.context if self._files else None
             self._servers["http"] = HttpServer("http_listen", settings.http_listen, limits, routes, tls=tls)
         if settings.probe_listen:
             # The kubelet is one address.
-            limits = Limits(MAX_PROBE_CONNECTIONS, MAX_PROBE_CONNECTIONS, uses_reserve=True)
+            limits = ConnectionLimits(MAX_PROBE_CONNECTIONS, MAX_PROBE_CONNECTIONS, uses_reserve=True)
             self._servers["probes"] = HttpServer("probe_listen", settings.probe_listen, limits, probes)
 
     def _guarded_routes(self, settings: Settings, access_control: AccessControl) -> list[tuple[str, Handler]]:

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
+from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, ConnectionLimits, Listener
 from idalloc_server.telemetry.logs import failure_fields
 
 # How long a connection is used; then it is closed after its present answer. This and the next limit
@@ -57,7 +57,7 @@ class HttpServer:
         self,
         setting: str,
         listen: str,
-        limits: Limits,
+        limits: ConnectionLimits,
         routes: Iterable[tuple[str, Handler]],
         tls: ssl.SSLContext | None = None,
     ) -> None:

@@ -38,7 +38,7 @@ _AT_LIMIT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _log = structlog.get_logger("idalloc.listen")
 
 
-class Limits(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """The limits of a port."""
 
     connections: int
@@ -88,7 +88,7 @@ class Listener:
 
     setting: str  # the name of the setting of the address
     address: str  # HOST:PORT, with the port in use once started; port 0 selects a free one
-    limits: Limits
+    limits: ConnectionLimits
     serve: Serve  # must close the transport of a connection when it returns or is cancelled
     _: KW_ONLY
     refusal: bytes = b""  # what a refused client gets

@@ -11,7 +11,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
-from idalloc_server.listen.connections import Limits
+from idalloc_server.listen.connections import ConnectionLimits
 from idalloc_xproto.collections import Collections
 from idalloc_xproto.documents.cost import MAX_SIZE
 from idalloc_xproto.documents.protocol import Documents
@@ -53,7 +53,7 @@ class Nodes:
         await stored.open()
         listener = XListener(
             "127.0.0.1:0", self._services(doc_ids, stored),
-            tls=None, requires_tls=False, max_message_bytes=2**24, limits=Limits(10, 10),
+            tls=None, requires_tls=False, max_message_bytes=2**24, limits=ConnectionLimits(10, 10),
         )  # fmt: skip
         await listener.start()
         try:

@@ -14,7 +14,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.sequences.patterns import Patterns
-from idalloc_server.listen.connections import Limits
+from idalloc_server.listen.connections import ConnectionLimits
 from idalloc_server.node.change import NodeChanges
 from idalloc_xproto.collections import Collections
 from idalloc_xproto.documents.cost import MAX_SIZE
@@ -82,7 +82,12 @@ async def served(folder: Path, *identities: Identity) -> AsyncIterator[Served]:
         burn=lambda count: None,
     )
     listener = XListener(
-        "127.0.0.1:0", services, tls=server, requires_tls=True, max_message_bytes=MAX_SIZE, limits=Limits(50, 50)
+        "127.0.0.1:0",
+        services,
+        tls=server,
+        requires_tls=True,
+        max_message_bytes=MAX_SIZE,
+        limits=ConnectionLimits(50, 50),
     )
     await listener.start()
     try:

@@ -18,7 +18,7 @@ from idalloc.xprotocol.v1.connection_pb2 import SessionClose
 from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.listen.connections import HEADER_SECONDS, Limits
+from idalloc_server.listen.connections import HEADER_SECONDS, ConnectionLimits
 from idalloc_xproto import frames
 from idalloc_xproto import listener as xlistener
 from idalloc_xproto.caller import Caller
@@ -83,7 +83,7 @@ async def listening(
         tls=tls,
         requires_tls=tls is not None,
         max_message_bytes=2**20,
-        limits=Limits(max_connections, of_address, age=age),
+        limits=ConnectionLimits(max_connections, of_address, age=age),
     )
     await listener.start()
     try:

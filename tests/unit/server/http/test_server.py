@@ -16,10 +16,10 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.http import server as http
 from idalloc_server.http.probes import readyz
 from idalloc_server.http.server import HttpServer
-from idalloc_server.listen.connections import Limits
+from idalloc_server.listen.connections import ConnectionLimits
 from tests.support.waiting import hold_for_async, settle, until
 
-LIMITS = Limits(20, 10)
+LIMITS = ConnectionLimits(20, 10)
 LARGE = b"x" * 50_000_000
 
 
@@ -116,7 +116,7 @@ async def test_an_answer_for_a_client_that_left_leaves_nothing_behind() -> None:
         await go_on.wait()
         return web.Response()
 
-    server = HttpServer("http_listen", "127.0.0.1:0", Limits(1, 9), [("/late", answer_late)])
+    server = HttpServer("http_listen", "127.0.0.1:0", ConnectionLimits(1, 9), [("/late", answer_late)])
     await server.start()
     _, writer = await connect(server)
     writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")

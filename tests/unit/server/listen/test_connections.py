@@ -14,7 +14,7 @@ import structlog
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.files import descriptors
 from idalloc_server.listen import connections, open_files
-from idalloc_server.listen.connections import Accepted, Limits, Listener
+from idalloc_server.listen.connections import Accepted, ConnectionLimits, Listener
 from idalloc_server.settings.model import Settings
 from tests.support.waiting import until
 
@@ -44,7 +44,7 @@ class Served:
 
 
 @asynccontextmanager
-async def listening(limits: Limits, refusal: bytes = b"") -> AsyncIterator[Listener]:
+async def listening(limits: ConnectionLimits, refusal: bytes = b"") -> AsyncIterator[Listener]:
     listener = Listener("http_listen", "127.0.0.1:0", limits, Served(), refusal=refusal)
     listener.start()
     try:
@@ -102,10 +102,10 @@ async def connected(listener: Listener, *sources: str) -> list[Client]:
 
 @pytest.mark.parametrize(
     ("limits", "sources"),
-    [(Limits(2, 2), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]), (Limits(9, 2), ["127.0.0.2"] * 3)],
+    [(ConnectionLimits(2, 2), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]), (ConnectionLimits(9, 2), ["127.0.0.2"] * 3)],
     ids=["all", "of an address"],
 )
-async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sources: list[str]) -> None:
+async def test_the_connection_that_waits_longest_makes_room(limits: ConnectionLimits, sources: list[str]) -> None:
     """At a limit a new client is served, and the one that waits longest is ended."""
     async with listening(limits) as listener:
         first, second, third = await connected(listener, *sources)
@@ -114,8 +114,8 @@ async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sour
         await until(lambda: listener.connection_count == 2)
 
 
-@pytest.mark.parametrize("limits", [Limits(2, 2), Limits(9, 2)], ids=["all", "of an address"])
-async def test_a_silent_connection_makes_room_first(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ConnectionLimits(2, 2), ConnectionLimits(9, 2)], ids=["all", "of an address"])
+async def test_a_silent_connection_makes_room_first(limits: ConnectionLimits) -> None:
     """A client that has sent something stays while others at its address send nothing."""
     async with listening(limits) as listener:
         first, silent = await connected(listener, "127.0.0.2", "127.0.0.2")
@@ -129,7 +129,7 @@ async def test_a_silent_connection_makes_room_first(limits: Limits) -> None:
 
 async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
     """Strangers that connect often end their own connections, none of an address with fewer."""
-    async with listening(Limits(5, 4)) as listener:
+    async with listening(ConnectionLimits(5, 4)) as listener:
         [honest] = await connected(listener, "127.0.0.2")
         for _ in range(10):
             await connected(listener, *["127.0.0.3", "127.0.0.4"])
@@ -139,7 +139,7 @@ async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
 
 async def test_a_client_that_sends_keeps_its_place() -> None:
     """A client that sends keeps its place in the queue: it is ended before later ones."""
-    async with listening(Limits(2, 2)) as listener:
+    async with listening(ConnectionLimits(2, 2)) as listener:
         first, second = await connected(listener, "127.0.0.2", "127.0.0.3")
         assert [await each.ask(b"x") for each in (second, first)] == [b"x", b"x"]
         [third] = await connected(listener, "127.0.0.4")
@@ -149,7 +149,7 @@ async def test_a_client_that_sends_keeps_its_place() -> None:
 
 async def test_busy_connections_stay_and_new_ones_are_refused() -> None:
     """If no connection waits, a new one gets the refusal; it is served once one has ended."""
-    async with listening(Limits(2, 2), refusal=b"full!") as listener:
+    async with listening(ConnectionLimits(2, 2), refusal=b"full!") as listener:
         clients = await connected(listener, "127.0.0.1", "127.0.0.1")
         assert [await client.ask(b"b") for client in clients] == [b"b", b"b"]
         assert await (await Client.connect(listener)).greeting() == b"full!"
@@ -160,7 +160,7 @@ async def test_busy_connections_stay_and_new_ones_are_refused() -> None:
 
 async def test_an_address_at_its_limit_leaves_others_alone() -> None:
     """A flood of one address ends none of another's connections, although those wait longer."""
-    async with listening(Limits(9, 3)) as listener:
+    async with listening(ConnectionLimits(9, 3)) as listener:
         [honest] = await connected(listener, "127.0.0.2")
         await connected(listener, *["127.0.0.3"] * 20)
         assert await honest.ask(b"x") == b"x"
@@ -169,7 +169,7 @@ async def test_an_address_at_its_limit_leaves_others_alone() -> None:
 
 async def test_a_trusted_connection_does_not_count_for_its_address() -> None:
     """Logged-in clients may share an address: its limit is for the others."""
-    async with listening(Limits(9, 2), refusal=b"full!") as listener:
+    async with listening(ConnectionLimits(9, 2), refusal=b"full!") as listener:
         await connected(listener, *["127.0.0.2"] * 2)
         for each in list(listener._tasks):
             each.set_waiting(False)
@@ -185,7 +185,7 @@ async def test_a_trusted_connection_does_not_count_for_its_address() -> None:
 
 async def test_a_flood_keeps_the_count_right() -> None:
     """Clients that leave at any time, and many at once, leave no count and no task behind."""
-    async with listening(Limits(5, 3)) as listener:
+    async with listening(ConnectionLimits(5, 3)) as listener:
         for _ in range(10):
             clients = [await Client.connect(listener, f"127.0.0.{number}") for number in range(2, 9)]
             for client in clients:
@@ -199,7 +199,7 @@ async def test_refusals_are_logged_once_a_second_with_their_number(monkeypatch: 
     """A line for each reason has the number of connections."""
     monkeypatch.setattr(connections, "_LOG_SECONDS", 0.1)
     with structlog.testing.capture_logs() as lines:
-        async with listening(Limits(1, 1)) as listener:
+        async with listening(ConnectionLimits(1, 1)) as listener:
             await connected(listener, *["127.0.0.1"] * 4)
             await until(lambda: lines)
     assert {(line["reason"], line["port"]) for line in lines} == {("ended", "http_listen")}
@@ -213,7 +213,7 @@ async def test_a_fault_is_logged_without_the_text_of_its_error() -> None:
         raise ValueError("the client's secret")
 
     with structlog.testing.capture_logs() as lines:
-        listener = Listener("http_listen", "127.0.0.1:0", Limits(1, 1), fail)
+        listener = Listener("http_listen", "127.0.0.1:0", ConnectionLimits(1, 1), fail)
         listener.start()
         assert await (await Client.connect(listener)).greeting() == b""
         await listener.close()
@@ -228,7 +228,7 @@ async def test_all_addresses_of_a_name_are_served_at_one_port(monkeypatch: pytes
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
     found.append((socket.AF_APPLETALK, socket.SOCK_STREAM, 6, "", ("::1", 0)))  # a family that the kernel lacks
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    listener = Listener("http_listen", "somewhere:0", Limits(5, 5), Served())
+    listener = Listener("http_listen", "somewhere:0", ConnectionLimits(5, 5), Served())
     listener.start()
     monkeypatch.undo()
     port = int(listener.address.removeprefix("somewhere:"))
@@ -239,7 +239,7 @@ async def test_all_addresses_of_a_name_are_served_at_one_port(monkeypatch: pytes
     await listener.close()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[3:4])
     with pytest.raises(StartRefused, match="http_listen: cannot serve on nowhere:0"):
-        Listener("http_listen", "nowhere:0", Limits(5, 5), Served()).start()
+        Listener("http_listen", "nowhere:0", ConnectionLimits(5, 5), Served()).start()
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ async def test_at_the_limit_of_open_files_only_probes_are_served(
     exhausted: Callable[[], None], uses_reserve: bool, greeting: bytes
 ) -> None:
     """Without descriptors a probe gets one of the reserve; any other connection is refused."""
-    async with listening(Limits(5, 5, uses_reserve), refusal=b"full!") as listener:
+    async with listening(ConnectionLimits(5, 5, uses_reserve), refusal=b"full!") as listener:
         exhausted()
         assert await (await Client.connect(listener)).greeting() == greeting
 
@@ -291,7 +291,7 @@ async def test_without_a_reserve_the_port_pauses_and_goes_on(monkeypatch: pytest
 
     monkeypatch.setattr(connections, "_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(socket.socket, "accept", fail_at_first)
-    async with listening(Limits(5, 5)) as listener:
+    async with listening(ConnectionLimits(5, 5)) as listener:
         assert await (await Client.connect(listener)).greeting() == b"hello"
     assert 5 <= attempts <= 7
 
