@@ -1,5 +1,7 @@
 """Access control of a process, from the settings: access file, client certificates and peers."""
 
+from functools import partial
+
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.call_types import connection_peer
@@ -33,5 +35,5 @@ def open_access_control(
         requires_authentication=requires_authentication,
         metadata_of=metadata_of,
         certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
-        peer_of=proxied_peer(metadata_of) if settings.trust_proxy else connection_peer,
+        peer_of=partial(proxied_peer, metadata_of) if settings.trust_proxy else connection_peer,
     )

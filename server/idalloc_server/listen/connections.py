@@ -21,7 +21,8 @@ from idalloc_server.listen.reservation import cannot_bind
 from idalloc_server.telemetry.logs import failure_fields
 
 # The most connections of the HTTP port, and of the port of probes.
-MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS = 200, 16
+MAX_HTTP_CONNECTIONS = 200
+MAX_PROBE_CONNECTIONS = 16
 # How long a TLS handshake may take, and how long the server waits for a client's first message or
 # for the headers of a request.
 HANDSHAKE_SECONDS = HEADER_SECONDS = 5.0
@@ -118,8 +119,7 @@ class Listener:
         except OSError as error:
             self.stop_accepting()
             raise cannot_bind(self.address, error, self.setting) from None
-        host, port = self.address.rpartition(":")[0], self._sockets[0].getsockname()[1]
-        self.address = f"{host}:{port}"
+        self.address = f"{self.address.rpartition(':')[0]}:{self._sockets[0].getsockname()[1]}"
         for each in self._sockets:
             asyncio.get_running_loop().add_reader(each, self._accept, each)
 
@@ -156,25 +156,22 @@ class Listener:
         for family, kind, protocol, _, address in found:
             used = self._sockets[0].getsockname()[1] if self._sockets else address[1]
             try:
-                self._listen_on(family, kind, protocol, (address[0], used, *address[2:]))
+                with ExitStack() as unless_listening:
+                    each = unless_listening.enter_context(socket.socket(family, kind, protocol))
+                    each.setblocking(False)
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if self.reuse_port:
+                        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                    if family == socket.AF_INET6:
+                        each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    each.bind((address[0], used, *address[2:]))
+                    each.listen(_BACKLOG)
+                    unless_listening.pop_all()
+                self._sockets.append(each)
             except OSError as error:
                 # Skip an address that this machine lacks, unless it is the only one.
                 if error.errno == errno.EADDRINUSE or (not self._sockets and address is found[-1][4]):
                     raise
-
-    def _listen_on(self, family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> None:
-        with ExitStack() as unless_listening:
-            each = unless_listening.enter_context(socket.socket(family, kind, protocol))
-            each.setblocking(False)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if self.reuse_port:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            each.bind(address)
-            each.listen(_BACKLOG)
-            self._sockets.append(each)
-            unless_listening.pop_all()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
@@ -277,6 +274,6 @@ class Listener:
                 accepted.send(self.refusal)
 
     def _log_refused(self) -> None:
-        refused, self._refused = self._refused, Counter()
-        for reason, count in refused.items():
+        for reason, count in self._refused.items():
             _log.warning("connections_refused", port=self.setting, reason=reason, count=count)
+        self._refused.clear()

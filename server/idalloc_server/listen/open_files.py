@@ -25,24 +25,23 @@ def raise_limit(settings: Settings) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # macOS allows less than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit, needed = _limit(), _without_grpc(settings) + MIN_GRPC_CONNECTIONS
-    if limit < needed:
-        _log.warning("open_files_limit_low", limit=limit, needed=needed)
+    limit, others = _limit_and_others(settings)
+    if limit < others + MIN_GRPC_CONNECTIONS:
+        _log.warning("open_files_limit_low", limit=limit, needed=others + MIN_GRPC_CONNECTIONS)
 
 
 def most_grpc_connections(settings: Settings) -> int:
     """Return the most gRPC connections that leave descriptors for all else; at least half."""
-    limit = _limit()
-    return max(limit - _without_grpc(settings), limit // 2)
+    limit, others = _limit_and_others(settings)
+    return max(limit - others, limit // 2)
 
 
-def _limit() -> int:
+def _limit_and_others(settings: Settings) -> tuple[int, int]:
+    """Return the limit, and how many files may be open besides gRPC connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else min(soft, _MOST)
-
-
-def _without_grpc(settings: Settings) -> int:
+    limit = _MOST if soft == resource.RLIM_INFINITY else min(soft, _MOST)
     limits = {"http": MAX_HTTP_CONNECTIONS, "probe": MAX_PROBE_CONNECTIONS}
     suffix = "_max_connections"  # of the ports of other packages
     limits |= {name.removesuffix(suffix): limit for name, limit in settings if name.endswith(suffix)}
-    return OWN + RESERVED + sum(limit for port, limit in limits.items() if getattr(settings, f"{port}_listen"))
+    others = sum(most for port, most in limits.items() if getattr(settings, f"{port}_listen"))
+    return limit, OWN + RESERVED + others

@@ -41,7 +41,10 @@ class ReservedAddress:
             raise StartRefused("workers", f"several processes can share a port, not {listen}; set it to 1")
         try:
             if path:
-                self._reserve_path(path)
+                if sys.platform == "linux":
+                    # Hashed, since the kernel limits a name to 107 bytes.
+                    self._hold(sha256(bytes(Path(path).resolve())).hexdigest())
+                _check_path_free(path)
                 return
             found = _addresses(host, int(port))
             _check_free(found)
@@ -57,12 +60,6 @@ class ReservedAddress:
         """Release the address."""
         for each in self._sockets:
             each.close()
-
-    def _reserve_path(self, path: str) -> None:
-        if sys.platform == "linux":
-            # Hashed, since the kernel limits a name to 107 bytes.
-            self._hold(sha256(bytes(Path(path).resolve())).hexdigest())
-        _check_path_free(path)
 
     def _reserve_port(self, found: "list[_Found]") -> int:
         """Bind without listening, and return the port.
@@ -91,12 +88,16 @@ class ReservedAddress:
             return
         for *_, address in found:
             self._hold(f"{address[0]} {address[1]}")
-        slots = [f"port {found[0][4][1]}, place {each}" for each in range(_SLOTS)]
-        if any(address[0] in _WILDCARDS for *_, address in found):
-            for slot in slots:
-                self._hold(slot)
-        else:
-            self._hold_first_free(slots)
+        takes_all = any(address[0] in _WILDCARDS for *_, address in found)
+        for slot in range(_SLOTS):
+            try:
+                self._hold(f"port {found[0][4][1]}, place {slot}")
+            except OSError:
+                if takes_all or slot == _SLOTS - 1:
+                    raise
+            else:
+                if not takes_all:
+                    return
 
     def _hold(self, name: str) -> None:
         reserved = socket.socket(socket.AF_UNIX)
@@ -104,17 +105,6 @@ class ReservedAddress:
         # An abstract name needs no file, is local to the port's network namespace, and ends with
         # the process.
         reserved.bind(f"\0idalloc serves on {name}")
-
-    def _hold_first_free(self, names: list[str]) -> None:
-        """Hold the first free name."""
-        for name in names:
-            try:
-                self._hold(name)
-            except OSError:
-                if name is names[-1]:
-                    raise
-            else:
-                return
 
 
 _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]

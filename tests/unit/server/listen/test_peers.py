@@ -12,7 +12,7 @@ from idalloc_server.listen.peers import proxied_peer
 def peer(connection: str, *forwarded: str) -> str:
     metadata = [("x-other", "192.0.2.1"), *(("x-forwarded-for", each) for each in forwarded)]
     context: Any = SimpleNamespace(peer=lambda: connection, invocation_metadata=lambda: metadata)
-    return proxied_peer(invocation_metadata)(context)
+    return proxied_peer(invocation_metadata, context)
 
 
 @pytest.mark.parametrize(
