@@ -48,10 +48,7 @@ class XProtocolPort(Port):
         self._following: asyncio.Task[None] | None = None
         self._tls: ReloadingTlsContext | None = None
         if settings.tls_cert:
-            requires = bool(settings.tls_client_ca)
-            self._tls = ReloadingTlsContext(
-                settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
-            )
+            self._tls = ReloadingTlsContext(settings, requires_client_certificate=bool(settings.tls_client_ca))
         self._documents = open_documents(settings.store, settings.store_timeout)
         self._thread = SideThread("statements")
         self._collections = Collections(self._documents, self._settings.xproto_max_message_bytes, self._thread)

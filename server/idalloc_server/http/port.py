@@ -48,7 +48,7 @@ class HttpPort(Port):
         self._files: ReloadingTlsContext | None = None
         self._tasks: list[asyncio.Task[None]] = []
         if settings.tls_cert:
-            self._files = ReloadingTlsContext(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            self._files = ReloadingTlsContext(settings)
         node = {"version": version("idalloc"), "workers": settings.workers, "transport": settings.transport}
         self._page = StatusPage(clock, node, self._ready_source, self._checks)
         probes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", readyz(self._checks))]

@@ -12,6 +12,10 @@ import structlog
 
 from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.files.watch import FileWatch
+from idalloc_server.settings.model import Settings
+
+# The settings of files.
+FILES = ("tls_cert", "tls_key", "tls_client_ca")
 
 _log = structlog.get_logger("idalloc")
 
@@ -24,13 +28,12 @@ class Certificates:
     connections keep their certificate.
 
     Args:
-        tls_cert: The file of the server's certificate chain, in PEM.
-        tls_key: The file of its private key, without a passphrase.
-        tls_client_ca: The file of the CAs that must sign client certificates; empty requires none.
+        settings: All settings, with ``tls_cert``. Without ``tls_client_ca`` no client certificate
+            is required.
     """
 
-    def __init__(self, tls_cert: str, tls_key: str, tls_client_ca: str = "") -> None:
-        self._paths = _by_setting(tls_cert, tls_key, tls_client_ca)
+    def __init__(self, settings: Settings) -> None:
+        self._paths = {name: Path(file) for name in FILES if (file := getattr(settings, name))}
         self._lock = threading.Lock()
         self._watch = FileWatch(self._paths.values())
         # The configuration for the next connection, if it changed.
@@ -60,7 +63,8 @@ class Certificates:
         with self._lock:
             if self._watch.has_changed():
                 self._reload_files()
-            new, self._new = self._new, None
+            new = self._new
+            self._new = None
             return new
 
     def _reload_files(self) -> None:
@@ -94,18 +98,16 @@ class ReloadingTlsContext:
     requires them elsewhere.
 
     Args:
-        tls_cert, tls_key, tls_client_ca: See ``Certificates``.
+        settings: See ``Certificates``.
         requires_client_certificate: Whether every client must present a certificate.
 
     Raises:
         StartRefused: A file cannot be read, or the files do not match.
     """
 
-    def __init__(
-        self, tls_cert: str, tls_key: str, tls_client_ca: str = "", *, requires_client_certificate: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, *, requires_client_certificate: bool = False) -> None:
         self._verify_mode = ssl.CERT_REQUIRED if requires_client_certificate else ssl.CERT_OPTIONAL
-        self._paths = _by_setting(tls_cert, tls_key, tls_client_ca)
+        self._paths = {name: Path(file) for name in FILES if (file := getattr(settings, name))}
         self._watch = FileWatch(self._paths.values())
         # By setting, when the first certificate in its file expires, in seconds since 1970.
         self.expires: dict[str, float] = {}
@@ -116,29 +118,29 @@ class ReloadingTlsContext:
         """Reload the files after each change, until cancelled; ``Certificates`` logs errors."""
         while True:
             await self._watch.wait()
-            with suppress(StartRefused):
-                await asyncio.to_thread(self._reload)
-
-    def _reload(self) -> None:
-        if self._watch.has_changed():
-            self._newest = self._watch.read(self._load)
+            if await asyncio.to_thread(self._watch.has_changed):
+                with suppress(StartRefused):
+                    self._newest = await asyncio.to_thread(self._watch.read, self._load)
 
     def _load(self) -> ssl.SSLContext:
+        # Only servers with TLS need these 8 MB of memory.
+        from cryptography import x509
+
         context = _load_context(self._paths)
         if "tls_client_ca" in self._paths:
             context.verify_mode = self._verify_mode
-        expires = {name: _first_expiry(path) for name, path in self._paths.items() if name != "tls_key"}
-        self.expires = {name: expiry for name, expiry in expires.items() if expiry is not None}
+        expires = {}
+        for name, path in self._paths.items():
+            if name != "tls_key":
+                with suppress(OSError, ValueError):  # OpenSSL could read it, so the server works
+                    certificates = x509.load_pem_x509_certificates(path.read_bytes())
+                    expires[name] = min(each.not_valid_after_utc.timestamp() for each in certificates)
+        self.expires = expires
         return context
 
     def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Switch a connection whose handshake begins to the newest files; OpenSSL calls it."""
         connection.context = self._newest
-
-
-def _by_setting(tls_cert: str, tls_key: str, tls_client_ca: str) -> dict[str, Path]:
-    paths = {"tls_cert": Path(tls_cert), "tls_key": Path(tls_key)}
-    return paths | ({"tls_client_ca": Path(tls_client_ca)} if tls_client_ca else {})
 
 
 def _load_context(paths: Mapping[str, Path]) -> ssl.SSLContext:
@@ -149,46 +151,34 @@ def _load_context(paths: Mapping[str, Path]) -> ssl.SSLContext:
     Raises:
         StartRefused: A file cannot be read, or the files do not match.
     """
-    certificate, key = paths["tls_cert"], paths["tls_key"]
+    certificate = paths["tls_cert"]
+    key = paths["tls_key"]
+    authorities = paths.get("tls_client_ca")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # OpenSSL would ask for a passphrase on the terminal.
         context.load_cert_chain(certificate, key, password=_no_passphrase)
     except (OSError, ValueError) as error:
-        _check_readable("tls_cert", certificate, error)
-        raise StartRefused(
-            "tls_cert", f"{certificate} and {key} are not a certificate and its key: {_reason(error)}"
+        raise _unusable(
+            "tls_cert", certificate, f"{certificate} and {key} are not a certificate and its key", error
         ) from None
-    if authorities := paths.get("tls_client_ca"):
+    if authorities:
         try:
             context.load_verify_locations(authorities)
         except (OSError, ValueError) as error:
-            _check_readable("tls_client_ca", authorities, error)
-            raise StartRefused("tls_client_ca", f"{authorities} has no certificates in PEM: {_reason(error)}") from None
+            raise _unusable("tls_client_ca", authorities, f"{authorities} has no certificates in PEM", error) from None
     return context
 
 
-def _first_expiry(path: Path) -> float | None:
-    # Only servers with TLS need these 8 MB of memory.
-    from cryptography import x509
+def _unusable(setting: str, path: Path, problem: str, error: Exception) -> StartRefused:
+    """Return the error of a file, with OpenSSL's reason and without its source location.
 
-    try:
-        certificates = x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError):
-        return None  # OpenSSL could read it, so the server works.
-    return min(each.not_valid_after_utc.timestamp() for each in certificates)
-
-
-def _check_readable(name: str, path: Path, error: Exception) -> None:
-    """Raise the error of an unreadable file, for which OpenSSL gives the error of the system."""
+    For an unreadable file OpenSSL gives the error of the system.
+    """
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
-        raise unreadable(name, path, error) from None
-
-
-def _reason(error: Exception) -> str:
-    """Return OpenSSL's reason without its source location."""
+        return unreadable(setting, path, error)
     reason = getattr(error, "reason", None)
-    return reason.lower().replace("_", " ") if reason else str(error)
+    return StartRefused(setting, f"{problem}: {reason.lower().replace('_', ' ') if reason else error}")
 
 
 def _no_passphrase() -> str:

@@ -77,9 +77,8 @@ class RpcPort(Port):
         self._traces = traces
         self._wait_all_closed = wait_all_closed
         self._shares_port = shares_port
-        self.certificates = None  # the TLS files; None without TLS
-        if transport.uses_tls(settings):
-            self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        # The TLS files; None without TLS.
+        self.certificates = Certificates(settings) if transport.uses_tls(settings) else None
         self._server = transport.make_server(
             settings.transport,
             reuse_port=shares_port,

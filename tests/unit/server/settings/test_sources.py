@@ -10,6 +10,7 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.tls import Certificates
+from idalloc_server.settings.model import Settings
 from idalloc_server.settings.sources import load
 from idalloc_server.store.urls import open_store
 
@@ -80,14 +81,19 @@ def test_only_absolute_missing_paths_are_shown(tmp_path: Path, value: str) -> No
             read()
         return str(error.value)
 
+    def certificates(cert: object, key: object, client_ca: object = "") -> Certificates:
+        return Certificates(
+            Settings.model_construct(tls_cert=str(cert), tls_key=str(key), tls_client_ca=str(client_ca))
+        )
+
     there = tmp_path / "there"
     there.write_text("")
     for given, shown in ((value, False), (f"{tmp_path}/none", True)):
         for message in (
             error_of(AccessFile(given).read),
-            error_of(Certificates(given, str(there)).credentials),
-            error_of(Certificates(str(there), given).credentials),
-            error_of(Certificates(str(there), str(there), given).credentials),
+            error_of(certificates(given, there).credentials),
+            error_of(certificates(there, given).credentials),
+            error_of(certificates(there, there, given).credentials),
             error_of(lambda given=given: open_store(f"crate://u@h/?password_file={quote(given)}", SystemClock(), 1.0)),
         ):
             assert "cannot read" in message
