@@ -20,11 +20,12 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.store.health import StoreHealth
-from idalloc_server.listen import transport as transports
+from idalloc_server.listen.grpcio import GRPCIO
+from idalloc_server.listen.transport import TRANSPORTS, make_server
 from idalloc_server.node import garbage
-from idalloc_server.rpc.calls import CallLayer, TransportTraits
+from idalloc_server.rpc.calls import CallLayer
 from idalloc_server.rpc.draining import Draining
-from idalloc_server.rpc.server import LEFT_ERRORS, add_service
+from idalloc_server.rpc.server import add_service
 from idalloc_server.telemetry.metrics import CallMetrics
 
 # It has the fields of a first reply and the size of a later one.
@@ -70,15 +71,14 @@ def _add_bare(server: grpc.aio.Server, servicer: Any, *, registered: bool) -> No
 def _add_layer(server: grpc.aio.Server, servicer: Any, *, registered: bool) -> None:
     metrics = CallMetrics()
     access_control = AccessControl(SystemClock(), max_ids_per_call=1)
-    traits = TransportTraits(can_push_back=True, left_errors=LEFT_ERRORS)
-    calls = CallLayer(metrics, Draining(metrics), access_control, StoreHealth(), transport=traits, log_each=False)
+    calls = CallLayer(metrics, Draining(metrics), access_control, StoreHealth(), transport=GRPCIO, log_each=False)
     add_service(server, calls.service(servicer), registered=registered)
 
 
 async def _serve(transport: str, has_layer: bool) -> None:
-    server = transports.make_server(transport, reuse_port=False)
+    server = make_server(transport, reuse_port=False)
     add = _add_layer if has_layer else _add_bare
-    add(server, _Noop(), registered=transports.needs_registered_methods(transport))  # type: ignore[abstract]
+    add(server, _Noop(), registered=TRANSPORTS[transport].needs_registered_methods)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     garbage.freeze()  # as the server does

@@ -17,7 +17,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.files import descriptors
 from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
-from idalloc_server.listen import connections, open_files, transport
+from idalloc_server.listen import connections, native, open_files, transport
 from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, items, request_stream, sequences, status
 from idalloc_server.settings.installed import installed
@@ -166,7 +166,7 @@ LIMITS = {
         ),
         Limit(
             "replies of `native` that wait for slow clients",
-            number(transport.MAX_BLOCKED_WRITES),
+            number(native.MAX_BLOCKED_WRITES),
             "more streams wait",
             "each takes a thread",
         ),

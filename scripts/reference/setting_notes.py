@@ -7,7 +7,8 @@ from idalloc_server.domain.allocation.reserve import GENEROSITY, PREFETCH_SHARE
 from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
 from idalloc_server.files.watch import POLL_SECONDS
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
-from idalloc_server.listen.transport import MAX_BLOCKED_WRITES, MAX_CONNECTION_GRACE_SECONDS
+from idalloc_server.listen.native import MAX_BLOCKED_WRITES
+from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
 from idalloc_server.rpc.port import STREAMS_SHARE
 from idalloc_server.settings.installed import installed
 from idalloc_server.settings.model import Settings

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.listen.transport import KEPT_THREADS, MAX_ENDED_STREAMS, MAX_STREAMS_PER_CONNECTION
+from idalloc_server.listen.native import KEPT_THREADS
+from idalloc_server.listen.transport import MAX_ENDED_STREAMS, MAX_STREAMS_PER_CONNECTION
 from tests.support.faults.resources import ResourceMonitor
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.faults.workload import longest_stall

@@ -22,9 +22,9 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
-from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader, needs_registered_methods
+from idalloc_server.listen.transport import TRANSPORTS, make_server
 from idalloc_server.node.change import NodeChanges
-from idalloc_server.rpc.calls import CallLayer, Service, TransportTraits
+from idalloc_server.rpc.calls import CallLayer, Service
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
@@ -32,7 +32,7 @@ from idalloc_server.rpc.items import DocIdSource, RangeSource
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
-from idalloc_server.rpc.server import LEFT_ERRORS, add_service
+from idalloc_server.rpc.server import add_service
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import MemoryStore
 from tests.support.identities import ACCESS
@@ -123,9 +123,10 @@ async def serving(
         max_ids: The setting max_ids_per_call.
     """
     clock = SystemClock()
+    made = TRANSPORTS[transport]
     certificates = ClientCertificates(auth_clock or clock) if credentials else None
     access_control = AccessControl(
-        auth_clock or clock, max_ids, policy, metadata_of=metadata_reader(transport), certificates=certificates
+        auth_clock or clock, max_ids, policy, metadata_of=made.metadata_of, certificates=certificates
     )
     store = MemoryStore(clock)
     start_timestamps = StartTimestamps(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
@@ -136,9 +137,7 @@ async def serving(
     )
     metrics = CallMetrics()
     draining = Draining(metrics)
-    push_back = can_push_back(transport)
-    traits = TransportTraits(push_back, LEFT_ERRORS)
-    calls = CallLayer(metrics, draining, access_control, allocator.store_health, log_each=True, transport=traits)
+    calls = CallLayer(metrics, draining, access_control, allocator.store_health, log_each=True, transport=made)
     server = make_server(transport, reuse_port=False)
 
     request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
@@ -159,7 +158,7 @@ async def serving(
     health.set_store_serving(serving=True)
     own = [calls.service(each) for each in servicers]
     for service in (*own, *reflection.services(), health.service()):
-        add_service(server, service, registered=needs_registered_methods(transport))
+        add_service(server, service, registered=made.needs_registered_methods)
 
     if credentials is None:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -18,10 +18,11 @@ from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.rpc.calls import CallLayer, TransportTraits
+from idalloc_server.listen.grpcio import GRPCIO
+from idalloc_server.rpc.calls import CallLayer
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.sequences import SequencesServicer
-from idalloc_server.rpc.server import LEFT_ERRORS, add_service
+from idalloc_server.rpc.server import add_service
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.rpc_errors import Details, details_of
@@ -56,9 +57,8 @@ async def served() -> AsyncIterator[Served]:
     servicer = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
     access_control = AccessControl(clock, max_ids_per_call=1_000)
     metrics = CallMetrics()
-    traits = TransportTraits(can_push_back=True, left_errors=LEFT_ERRORS)
     draining = Draining(metrics)
-    calls = CallLayer(metrics, draining, access_control, allocator.store_health, transport=traits, log_each=False)
+    calls = CallLayer(metrics, draining, access_control, allocator.store_health, transport=GRPCIO, log_each=False)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     add_service(server, calls.service(servicer), registered=False)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -7,8 +7,8 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.call_types import connection_peer
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.domain.clock import Clock
-from idalloc_server.listen import transport
 from idalloc_server.listen.peers import proxied_peer
+from idalloc_server.listen.transport import TRANSPORTS
 from idalloc_server.settings.model import Settings
 
 
@@ -27,7 +27,7 @@ def open_access_control(
     Raises:
         StartRefused: The access file is invalid.
     """
-    metadata_of = transport.metadata_reader(settings.transport)
+    metadata_of = TRANSPORTS[settings.transport].metadata_of
     return AccessControl(
         clock,
         settings.max_ids_per_call,

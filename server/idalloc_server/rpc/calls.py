@@ -30,6 +30,7 @@ from idalloc_server.auth.rejected_callers import DelayedAnswers
 from idalloc_server.auth.turns import StreamShare
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
+from idalloc_server.listen.grpcio import Transport
 from idalloc_server.rpc import status
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.telemetry import logs
@@ -85,14 +86,6 @@ class Service(NamedTuple):
     # transports run other functions in a thread, and rejects ``UNDECODABLE``.
     handlers: Mapping[str, Any]
     serialized: frozenset[str] = frozenset()  # the methods whose handlers return serialized replies
-
-
-class TransportTraits(NamedTuple):
-    """What the layer must know of a transport."""
-
-    can_push_back: bool  # whether it can send ``grpc-retry-pushback-ms``
-    # What it raises when a stream is written whose client has left.
-    left_errors: tuple[type[Exception], ...]
 
 
 @dataclass(eq=False)
@@ -152,7 +145,7 @@ class CallLayer:
     access_control: AccessControl  # authenticates, authorizes and limits the calls
     store_health: StoreHealth  # which failed calls change
     _: KW_ONLY
-    transport: TransportTraits
+    transport: Transport
     log_each: bool  # whether to log each call at level debug
     traces: Traces | None = None  # None if traces are off
     failed: FailedCalls = field(init=False, default_factory=FailedCalls)  # the causes of failed calls

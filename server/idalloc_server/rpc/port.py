@@ -12,7 +12,7 @@ from idalloc_server.listen import open_files, transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.node.ports import Port, ServedNode
-from idalloc_server.rpc.calls import CallLayer, Servicer, TransportTraits
+from idalloc_server.rpc.calls import CallLayer, Servicer
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
@@ -20,7 +20,7 @@ from idalloc_server.rpc.items import DocIdSource, RangeSource
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
-from idalloc_server.rpc.server import LEFT_ERRORS, add_service, bind
+from idalloc_server.rpc.server import add_service, bind
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
@@ -87,7 +87,7 @@ class RpcPort(Port):
         )
         self._address = settings.listen  # with the port in use once bound
         self._reserved = None if shares_port else ReservedAddress(settings.listen)
-        self._can_send_goaway = transport.can_send_goaway(settings.transport)
+        self._transport = transport.TRANSPORTS[settings.transport]
         self.metrics = CallMetrics()
         self.draining = Draining(self.metrics)
 
@@ -114,7 +114,7 @@ class RpcPort(Port):
             self.draining,
             access_control,
             allocator.store_health,
-            transport=TransportTraits(transport.can_push_back(settings.transport), LEFT_ERRORS),
+            transport=self._transport,
             log_each=settings.log_level == "debug",
             traces=self._traces,
         )
@@ -142,7 +142,7 @@ class RpcPort(Port):
         self.health = HealthServicer(names, access_control.certificates, access_control.peer_of)
         names.append(HealthServicer.descriptor.full_name)
         self._reflection = AuthenticatedReflection(names, access_control, self.calls, self.draining)
-        registered = transport.needs_registered_methods(settings.transport)
+        registered = self._transport.needs_registered_methods
         for service in (*map(self.calls.service, servicers), self.health.service(), *self._reflection.services()):
             add_service(self._server, service, registered=registered)
         if self._shares_port:
@@ -178,13 +178,13 @@ class RpcPort(Port):
 
         _log.info("draining", calls=self.metrics.in_flight, drain_timeout=timeout)
         self.health.set_serving(serving=False)
-        if self._can_send_goaway:
+        if self._transport.can_send_goaway:
             self.draining.hold_new_calls()
         else:
             self.draining.reject_calls()
         await self.draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
         closing = None
-        if self._can_send_goaway:
+        if self._transport.can_send_goaway:
             closing = asyncio.create_task(self._server.stop(UNENDING_GRACE_SECONDS))
             await asyncio.sleep(0)  # It has sent GOAWAY: rejections arrive after it, so their callers reconnect.
         with suppress(TimeoutError):  # The supervisor kills an unresponsive worker later.

@@ -13,9 +13,6 @@ from idalloc_server.listen.tls import Certificates
 from idalloc_server.rpc.calls import Service, decoder
 from idalloc_server.settings.address import unix_path
 
-# What a server raises when it writes a stream whose client has left: grpcio may raise it before it
-# cancels the call.
-LEFT_ERRORS = (grpc.aio.InternalError,)
 # A Unix socket is accessible to the server's user and group.
 SOCKET_UMASK = 0o117
 
@@ -45,7 +42,7 @@ def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) 
     Args:
         server: The server, before its start.
         service: The service.
-        registered: See ``transport.needs_registered_methods``.
+        registered: See ``Transport.needs_registered_methods``.
     """
     handlers = {}
     for method in service.descriptor.methods:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from idalloc_server.listen.transport import BlockedWrites
+from idalloc_server.listen.native import BlockedWrites
 from tests.support.waiting import wait_until
 
 
