@@ -22,8 +22,6 @@ from idalloc_server.listen import open_files
 from idalloc_server.node.mode import ProcessMode
 from idalloc_server.settings import commands
 from idalloc_server.settings.commands import ConfigFile, fail, store_file, with_settings_as_flags
-from idalloc_server.settings.model import Settings
-from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.settings.sources import load
 from idalloc_server.store.urls import open_store, open_witness
 from idalloc_server.telemetry import logs
@@ -39,33 +37,26 @@ def serve(*, config_file: ConfigFile = None, **flags: str | None) -> None:
     Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > persisted by `node set --persist` > TOML
     file > default.
     """
+    code = 0
     try:
         settings, _, node_settings = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
-        code = _run_server(settings, node_settings)
-    except (StartRefused, StoreFailure) as error:
-        is_store = isinstance(error, StoreFailure)
-        code = 1 if is_store and not isinstance(error, StoreRefused) else 2
-        logs.report_not_started(escaped(f"store: {error}" if is_store else str(error)), code)
-    if code:
-        raise typer.Exit(code)
-
-
-def _run_server(settings: Settings, node_settings: NodeSettingsFile) -> int:
-    """Serve, and return the exit code; log an unexpected error as ``crashed``."""
-    try:
         open_files.raise_limit(settings)
         file = store_file(open_store(settings.store, SystemClock()))
         created = str(file) if file and not os.path.lexists(file) else ""  # the file that this start creates
         if settings.workers > 1:
-            return commands.run(Supervisor(settings, node_settings, created).run())
-        commands.run(app.serve(settings, ProcessMode(node_settings, settings.drain_timeout, created)))
-    except (StartRefused, StoreFailure):
-        raise
+            code = commands.run(Supervisor(settings, node_settings, created).run())
+        else:
+            commands.run(app.serve(settings, ProcessMode(node_settings, settings.drain_timeout, created)))
+    except (StartRefused, StoreFailure) as error:
+        is_store = isinstance(error, StoreFailure)
+        code = 1 if is_store and not isinstance(error, StoreRefused) else 2
+        logs.report_not_started(escaped(f"store: {error}" if is_store else str(error)), code)
     except Exception:
-        sys.excepthook(*sys.exc_info())
-        return 1
-    return 0
+        sys.excepthook(*sys.exc_info())  # it logs ``crashed``
+        code = 1
+    if code:
+        raise typer.Exit(code)
 
 
 @config.command("show")

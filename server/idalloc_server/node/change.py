@@ -48,16 +48,6 @@ class NodeChanges:
     node_settings: NodeSettingsFile | None = None  # persists them; None if they cannot be persisted
     workers: Workers | None = None  # all workers of the server; None for a single process
 
-    @property
-    def worker_count(self) -> int:
-        """How many processes the server has."""
-        return self.workers.count if self.workers else 1
-
-    @property
-    def other_lease_count(self) -> int:
-        """How many leases all other workers held about a second ago."""
-        return self.workers.other_lease_count if self.workers else 0
-
     async def change(self, given: Mapping[str, int], persist: bool, timeout: float | None = None) -> None:
         """Change settings in all workers.
 

@@ -1,8 +1,7 @@
 """What issues ids in a process: the parts of the domain, on an open store."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable
 
 import structlog
 
@@ -120,7 +119,19 @@ class Issuers:
         Returns:
             Whether the store answered in time.
         """
-        in_time = await _in_time(self._close())
+        # Concurrently: none delays the others. The first two need no ids from the allocator any
+        # more.
+        ending = asyncio.gather(
+            self.sequences.finish_changes(),
+            self.request_ids.finish_recording(),
+            self.allocator.return_leases(),
+            self.doc_ids.cancel_claims(),
+        )
+        try:
+            in_time = await _in_time(ending)
+        finally:  # after a timeout, burn what is left
+            self.request_ids.abandon()
+            self.allocator.abandon()
         for burn in self.allocator.burned.pop_new():
             log_burned(*burn)
         return in_time
@@ -129,22 +140,8 @@ class Issuers:
         """Release the prefix for other nodes."""
         await _in_time(self.start_timestamps.release())
 
-    async def _close(self) -> None:
-        # Concurrently: none delays the others. The first two need no ids from the allocator any
-        # more.
-        try:
-            await asyncio.gather(
-                self.sequences.finish_changes(),
-                self.request_ids.finish_recording(),
-                self.allocator.return_leases(),
-                self.doc_ids.cancel_claims(),
-            )
-        finally:  # after a timeout, burn what is left
-            self.request_ids.abandon()
-            self.allocator.abandon()
 
-
-async def _in_time(work: Coroutine[Any, Any, None]) -> bool:
+async def _in_time(work: Awaitable[object]) -> bool:
     """Await store calls of a stop; return whether they ended within ``RELEASE_SECONDS``."""
     try:
         async with asyncio.timeout(RELEASE_SECONDS):

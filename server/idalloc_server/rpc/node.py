@@ -43,13 +43,14 @@ class NodeServicer:
         return node_pb2.UpdateNodeResponse(node=self._node())
 
     def _node(self) -> node_pb2.Node:
+        workers = self.changes.workers
         return node_pb2.Node(
             **self.doc_ids.settings,
             start_timestamp=self.doc_ids.start_timestamp,
             version=version("idalloc"),
             store=self.store,
-            lease_count=self.allocator.lease_count + self.changes.other_lease_count,
-            worker_count=self.changes.worker_count,
+            lease_count=self.allocator.lease_count + (workers.other_lease_count if workers else 0),
+            worker_count=workers.count if workers else 1,
             store_error=self.allocator.store_health.error,
             witness=self.witness,
         )

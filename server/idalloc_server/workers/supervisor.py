@@ -169,7 +169,7 @@ class Supervisor:
             serving.address,
             serving.store,
             serving.prefix,
-            {**self._http.addresses, **self._addresses},
+            {**(self._http.port.addresses if self._http.port else {}), **self._addresses},
             workers=self._settings.workers,
             created=self._created,
         )

@@ -51,21 +51,16 @@ class SupervisorHttp:
             policy,
             certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
         )
-        self._port = None
+        self.port = None
         if settings.http_listen or settings.probe_listen:
             from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
-            self._port = HttpPort(settings, self.access_control, clock, METHOD_TYPES)
-            self._port.source = self
+            self.port = HttpPort(settings, self.access_control, clock, METHOD_TYPES)
+            self.port.source = self
         self._described = {}
         if settings.http_listen and settings.witness:
             self._described["witness"] = open_witness(settings.witness, settings.store).address
         self._following: asyncio.Task[None] | None = None
-
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        """See ``HttpPort``; empty if nothing is served."""
-        return self._port.addresses if self._port else {}
 
     async def start(self) -> None:
         """Bind the address and answer requests.
@@ -73,8 +68,8 @@ class SupervisorHttp:
         Raises:
             StartRefused: The address is in use, or cannot be bound.
         """
-        if self._port:
-            await self._port.open()
+        if self.port:
+            await self.port.open()
         if self.access_file:
             self._following = asyncio.create_task(self.access_file.follow(self.access_control.apply_policy))
 
@@ -83,8 +78,8 @@ class SupervisorHttp:
         if self._following:
             self._following.cancel()
             await asyncio.wait([self._following])
-        if self._port:
-            await self._port.close()
+        if self.port:
+            await self.port.close()
         self.access_control.audit.log_totals()
 
     def describe(self) -> Mapping[str, Any]:

@@ -215,13 +215,14 @@ class Worker(ProcessMode):
     async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
         """Change this worker, in turn with others; return the revision that the others follow."""
         async with self._change_lock:
-            last_turn = self._turn
+            last_turn = self._pipe.newest(messages.Turn)
             await self._pipe.wait_for(messages.Serve)
             self._pipe.send(messages.TurnWanted(dict(given) if save else {}))
-            await self._pipe.wait_until(lambda: self._turn > last_turn)
-            if self._pipe.has_ended:
+            await self._pipe.wait_until(lambda: self._pipe.newest(messages.Turn) is not last_turn)
+            given_turn = self._pipe.newest(messages.Turn)
+            if self._pipe.has_ended or given_turn is None:
                 raise ServerDraining
-            turn = self._turn
+            turn = given_turn.turn
             try:
                 await self._apply_newest()  # It may have failed before.
                 await self._doc_ids.change(**given, save=save)
@@ -259,12 +260,6 @@ class Worker(ProcessMode):
     def _node(self) -> messages.NodeState:
         """The node's newest settings, which the supervisor sends before ``Serve``."""
         return self._pipe.newest(messages.NodeState) or messages.NodeState(0, {}, [0])
-
-    @property
-    def _turn(self) -> int:
-        """The newest turn; 0 before the first one."""
-        turn = self._pipe.newest(messages.Turn)
-        return turn.turn if turn else 0
 
 
 async def run_worker(connection: socket.socket) -> None:
