@@ -48,7 +48,6 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     if signal.SIGHUP not in mode.control.stop_signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.control.reload_requested.set)
     clock = SystemClock()
-    is_worker = mode.workers is not None
     access_file = AccessFile(settings.access_file) if settings.access_file else None
     access_control = open_access_control(
         settings, clock, access_file, requires_authentication=mode.requires_authentication
@@ -59,15 +58,8 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     for factory in factories:
         factory.check_settings(settings, requires_authentication=required)
     traces = open_traces(os.environ)
-    rpc = RpcPort(
-        settings,
-        access_control,
-        clock,
-        traces=traces,
-        wait_all_closed=mode.wait_all_closed,
-        shares_port=is_worker,
-    )
-    further = [factory(settings, access_control, shares_port=is_worker) for factory in factories]
+    rpc = RpcPort(settings, access_control, clock, mode, traces=traces)
+    further = [factory(settings, access_control, shares_port=mode.workers is not None) for factory in factories]
     own = [*_http_ports(settings, access_control, clock, mode), rpc]
     ports = [*further, *own]  # gRPC's is the last one: while another cannot start, it serves nothing
     stores = Stores(settings.store, settings.witness, clock, timeout=settings.store_timeout, traces=traces)

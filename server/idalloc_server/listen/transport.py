@@ -65,7 +65,7 @@ def check_settings(settings: Settings, *, requires_authentication: bool = False)
             f"use one of {', '.join(addresses)}, or --transport grpcio",
         )
     for name in transport.unsupported:
-        if getattr(settings, name) and not (name == "tls_cert" and settings.trust_proxy):
+        if getattr(settings, name) and (name != "tls_cert" or uses_tls(settings)):
             raise StartRefused(name, f"is not supported by {transport.name}: remove it, or use --transport grpcio")
     for name in ("listen", "http_listen"):
         check_reachable(settings, name, requires_authentication=requires_authentication)

@@ -1,7 +1,7 @@
 """The gRPC port of a process: which services are served, and how they end at a stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
@@ -11,6 +11,7 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.listen import open_files, transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.listen.tls import Certificates
+from idalloc_server.node.mode import ProcessMode
 from idalloc_server.node.ports import Port, ServedNode
 from idalloc_server.rpc.calls import CallLayer, Servicer
 from idalloc_server.rpc.draining import Draining
@@ -50,9 +51,8 @@ class RpcPort(Port):
         settings: All settings.
         access_control: Authenticates, authorizes and limits the calls.
         clock: The clock of leases and dates.
+        mode: Whether this process is one of several workers, which bind the same port.
         traces: Traces the calls; None if traces are off.
-        wait_all_closed: See ``ProcessMode``.
-        shares_port: Whether this process is one of several workers, which bind the same port.
 
     Raises:
         StartRefused: A file or the address cannot be used.
@@ -66,27 +66,26 @@ class RpcPort(Port):
         settings: Settings,
         access_control: AccessControl,
         clock: Clock,
-        traces: Traces | None,
-        wait_all_closed: Callable[[], Awaitable[None]],
+        mode: ProcessMode,
         *,
-        shares_port: bool,
+        traces: Traces | None,
     ) -> None:
         self._settings = settings
         self._access_control = access_control
         self._clock = clock
         self._traces = traces
-        self._wait_all_closed = wait_all_closed
-        self._shares_port = shares_port
+        self._wait_all_closed = mode.wait_all_closed
+        self._shares_port = mode.workers is not None
         # The TLS files; None without TLS.
         self.certificates = Certificates(settings) if transport.uses_tls(settings) else None
         self._server = transport.make_server(
             settings.transport,
-            reuse_port=shares_port,
+            reuse_port=self._shares_port,
             max_connection_age=settings.max_connection_age,
             max_connections=open_files.most_grpc_connections(settings),
         )
         self._address = settings.listen  # with the port in use once bound
-        self._reserved = None if shares_port else ReservedAddress(settings.listen)
+        self._reserved = None if self._shares_port else ReservedAddress(settings.listen)
         self._transport = transport.TRANSPORTS[settings.transport]
         self.metrics = CallMetrics()
         self.draining = Draining(self.metrics)
