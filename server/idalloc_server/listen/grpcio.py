@@ -9,7 +9,7 @@ from idalloc_server.auth.call_types import MetadataReader, invocation_metadata
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transport:
+class GrpcTransport:
     """A gRPC transport with grpcio's interface; what is not given is as in grpcio."""
 
     name: str
@@ -31,4 +31,4 @@ class Transport:
     exposure: str = ""  # a further risk if other machines reach it
 
 
-GRPCIO = Transport(name="grpcio")
+GRPCIO = GrpcTransport(name="grpcio")

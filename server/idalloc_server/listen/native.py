@@ -14,7 +14,7 @@ import grpc
 
 from idalloc_server.auth.call_types import invocation_metadata
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen.grpcio import Transport
+from idalloc_server.listen.grpcio import GrpcTransport
 
 # The most replies of streams that wait for slow clients at a time.
 MAX_BLOCKED_WRITES = 10_000
@@ -118,7 +118,7 @@ class BlockedWrites(ThreadPoolExecutor):
                 self._free += 1
 
 
-NATIVE = Transport(
+NATIVE = GrpcTransport(
     name="native",
     make=_make_server,
     metadata_of=_metadata,

@@ -30,7 +30,7 @@ from idalloc_server.auth.rejected_callers import DelayedAnswers
 from idalloc_server.auth.turns import StreamShare
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
-from idalloc_server.listen.grpcio import Transport
+from idalloc_server.listen.grpcio import GrpcTransport
 from idalloc_server.rpc import status
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.telemetry import logs
@@ -145,7 +145,7 @@ class CallLayer:
     access_control: AccessControl  # authenticates, authorizes and limits the calls
     store_health: StoreHealth  # which failed calls change
     _: KW_ONLY
-    transport: Transport
+    transport: GrpcTransport
     log_each: bool  # whether to log each call at level debug
     traces: Traces | None = None  # None if traces are off
     failed: FailedCalls = field(init=False, default_factory=FailedCalls)  # the causes of failed calls

@@ -42,7 +42,7 @@ def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) 
     Args:
         server: The server, before its start.
         service: The service.
-        registered: See ``Transport.needs_registered_methods``.
+        registered: See ``GrpcTransport.needs_registered_methods``.
     """
     handlers = {}
     for method in service.descriptor.methods:
