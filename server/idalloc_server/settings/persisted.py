@@ -33,7 +33,7 @@ class NodeSettingsFile:
     def __init__(self, folder: Path | str | None, listen: str, overrides: Mapping[str, str] | None = None) -> None:
         self._overrides = dict(overrides or {})
         # As JSON values: another process of this server uses the same file.
-        self.arguments = (str(folder) if folder else None, listen, self._overrides)
+        self.arguments = {"folder": str(folder) if folder else None, "listen": listen, "overrides": self._overrides}
         host, _, port = listen.rpartition(":")
         number = None if unix_path(listen) else int(port)
         self._no_path = "the user has no home folder: set XDG_STATE_HOME" if folder is None else ""

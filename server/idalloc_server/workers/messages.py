@@ -107,7 +107,7 @@ class Start(Message):
 
     number: int
     settings: Mapping[str, Any]
-    node_settings: Sequence[Any]  # the arguments of ``NodeSettingsFile``
+    node_settings: Mapping[str, Any]  # the arguments of ``NodeSettingsFile``
     requires_authentication: bool
     store: Mapping[str, str] | None  # what the first worker opened; None before
 

@@ -32,7 +32,8 @@ class Pipe:
     @classmethod
     async def over(cls, connection: socket.socket) -> "Pipe":
         """Return a pipe over a connected socket."""
-        return cls(*await asyncio.open_unix_connection(sock=connection, limit=_MAX_MESSAGE_BYTES))
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_MAX_MESSAGE_BYTES)
+        return cls(reader, writer)
 
     def send(self, message: Message) -> None:
         """Send a message without waiting; it is lost if the other process has exited."""

@@ -75,7 +75,7 @@ class Worker(ProcessMode):
 
     def __init__(self, pipe: Pipe, start: messages.Start) -> None:
         self.settings = installed().settings.model_construct(**start.settings)  # The supervisor has validated them.
-        super().__init__(NodeSettingsFile(*start.node_settings), self.settings.drain_timeout)
+        super().__init__(NodeSettingsFile(**start.node_settings), self.settings.drain_timeout)
         # When a terminal closes, the supervisor gets SIGHUP, too.
         self.control.stop_signals = (signal.SIGTERM, signal.SIGINT)
         self.workers = self
