@@ -53,7 +53,7 @@ def _pages(pid: int) -> int:
 
 class TestRates:
     def test_the_rate_is_that_of_all_workers(self, tmp_path: Path) -> None:
-        """Each worker and the page have the rate of the whole server; one of them has 25 or 75 %."""
+        """Each worker and the page have the rate of the whole server, not its own 25 or 75 %."""
         with running(tmp_path, workers=2, http_listen="127.0.0.1:0") as server, channel_per_worker(server) as channels:
             stubs, issued, began = [id_allocator(each) for each in channels], 0, time.monotonic()
             while time.monotonic() - began < 6:

@@ -37,9 +37,8 @@ class RangeBatch:
         self._items.append(item)
         try:
             item.refund = self.admit(request.sequence, request.id_count)
-            for name in ("view", "request_id"):
-                if getattr(request, name):
-                    raise InvalidRequest(name, "must be unset in a batch")
+            if request.view or request.request_id:
+                raise InvalidRequest("view" if request.view else "request_id", "must be unset in a batch")
             if not item.issue_now():
                 self._waiting.append(item)
         except Exception as error:
@@ -84,5 +83,5 @@ class RangeBatch:
         reply = pb.BatchAllocateRangesResponse()
         for item in self._items:
             result = reply.results.add()
-            item.answer(result.response, result.error, record_failure)
+            item.answer(result, result.response, record_failure)
         return reply

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from google.protobuf.message import Message
-from google.rpc import status_pb2
-
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.call_types import Refund
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -44,6 +41,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NIL_UUID = "00000000-0000-0000-0000-000000000000"
 
 RangeReply = pb.AllocateRangeResponse | pb.StreamRangesResponse
+Answer = pb.AllocateStreamResponse | pb.AllocateRangeResult
 DocIdReply = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
 
 
@@ -71,13 +69,8 @@ class Item(ABC):
     # The field of AllocateStream's messages that has its request and reply.
     kind: ClassVar[Literal["allocate_range", "generate_doc_id"]]
     request: Any  # has id_count
-    refund: Refund | None  # refunds the ids of the request
-    error: Exception | None  # why the request has no ids
-
-    def __init__(self, request: Any) -> None:
-        self.request = request
-        self.refund = None
-        self.error = None
+    refund: Refund | None  # refunds the ids of the request; None at first
+    error: Exception | None  # why the request has no ids; None at first
 
     @property
     @abstractmethod
@@ -106,8 +99,8 @@ class Item(ABC):
     def burn(self, cause: BurnCause) -> None:
         """Count the ids as burned, if there are any: no reply will have them."""
 
-    def answer(self, reply: Message, status: status_pb2.Status, record_failure: Callable[[Exception], Status]) -> None:
-        """Write the ids into a reply; or an error into a status, which refunds the request."""
+    def answer(self, answer: Answer, reply: Any, record_failure: Callable[[Exception], Status]) -> None:
+        """Write the ids into the reply of an answer; or the error, which refunds them."""
         try:
             if self.error is not None:
                 raise self.error
@@ -116,7 +109,7 @@ class Item(ABC):
             # As a unary call: of these two, the call may have burned as many ids.
             if self.refund and isinstance(error, Refusal) and not isinstance(error, RequestIdReused | RequestIdBurned):
                 self.refund()
-            status.CopyFrom(record_failure(error).details)
+            answer.error.CopyFrom(record_failure(error).details)
 
 
 @dataclass(eq=False)
@@ -166,20 +159,18 @@ class RangeSource:
 class RangeItem(Item):
     """A range of one request."""
 
-    __slots__ = ("_dated", "_prefix", "_source", "id_range")
+    __slots__ = ("_recorded", "_source", "id_range")
 
     kind: ClassVar[Literal["allocate_range"]] = "allocate_range"
     request: pb.AllocateRangeRequest
     id_range: IdRange | None
 
     def __init__(self, request: pb.AllocateRangeRequest, source: RangeSource) -> None:
-        super().__init__(request)
+        self.request = request
+        self.refund = None
+        self.error = None
         self.id_range = None
         self._source = source
-        # The range with the date of its texts, and the node prefix in them, as recorded for the
-        # request id.
-        self._dated: IdRange | None = None
-        self._prefix = 0
 
     @property
     def sequence(self) -> str:
@@ -188,7 +179,9 @@ class RangeItem(Item):
 
     def issue_now(self) -> bool:
         request = self.request
-        count = self._count_ids()
+        count = request.id_count or DEFAULT_ID_COUNT
+        if request.view or not 0 < count <= self._source.max_ids:
+            count = self._count_ids()
         if request.request_id:
             return False
         self.id_range = self._source.allocator.issue_now(request.sequence, count)
@@ -204,10 +197,12 @@ class RangeItem(Item):
         request_id = request.request_id.lower()
         if not _UUID.fullmatch(request_id) or request_id == _NIL_UUID:
             raise InvalidRequest("request_id", "must be a UUID of 36 characters other than the nil UUID")
-        recorded = await source.request_ids.allocate_once(request.sequence, count, request_id, source.doc_ids.prefix)
-        self._dated, self._prefix = recorded
-        has_period = self._dated.sequence.reset != Reset.NEVER
-        self.id_range = self._dated if has_period else self._dated._replace(period="")
+        # The range with the date of its texts, and the node prefix in them, as they were recorded.
+        self._recorded = await source.request_ids.allocate_once(
+            request.sequence, count, request_id, source.doc_ids.prefix
+        )
+        [dated, _] = self._recorded
+        self.id_range = dated if dated.sequence.reset != Reset.NEVER else dated._replace(period="")
 
     def fill(self, reply: RangeReply) -> None:
         source = self._source
@@ -223,9 +218,9 @@ class RangeItem(Item):
         if view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
             reply.notice.CopyFrom(generated_ids.insert_id_notice(id_range.first_id))
         elif view == pb.RANGE_VIEW_TEXTS:
-            dated = self._dated
-            prefix = self._prefix
-            if dated is None:
+            if self.request.request_id:
+                dated, prefix = self._recorded
+            else:
                 dated = with_date(id_range, source.clock.wall())
                 prefix = source.doc_ids.prefix
             values = range(dated.first_id, dated.first_id + dated.id_count * dated.step, dated.step)
@@ -241,12 +236,9 @@ class RangeItem(Item):
         """Return how many ids the request wants, after checks of its view and its number of ids."""
         source = self._source
         view = self.request.view
-        count = self.request.id_count or DEFAULT_ID_COUNT
-        if not view and 0 < count <= source.max_ids:
-            return count
         if view not in _RANGE_VIEWS:
             raise InvalidRequest("view", f"must be a value of RangeView, not {view}")
-        return check_count("id_count", count, source.max_ids_in(view))
+        return check_count("id_count", self.request.id_count, source.max_ids_in(view))
 
 
 @dataclass(eq=False)
@@ -281,7 +273,9 @@ class DocIdItem(Item):
     request: pb.GenerateDocIdRequest
 
     def __init__(self, request: pb.GenerateDocIdRequest, source: DocIdSource) -> None:
-        super().__init__(request)
+        self.request = request
+        self.refund = None
+        self.error = None
         self._source = source
         self._runs: list[DocIdRun] = []
 

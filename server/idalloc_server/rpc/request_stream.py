@@ -211,7 +211,7 @@ class RequestStream:
         """Write the ids of a request, or its error; a failed write burns them."""
         response = pb.AllocateStreamResponse()
         response.number = request.number
-        item.answer(getattr(response, item.kind), response.error, self.record_failure)
+        item.answer(response, getattr(response, item.kind), self.record_failure)
         try:
             await self.messages.write(response)
         except BaseException:
