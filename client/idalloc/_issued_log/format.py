@@ -25,7 +25,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from idalloc.v1 import id_allocator_pb2 as pb
@@ -41,8 +41,7 @@ JSON_LINES = ".jsonl"
 # The first bytes of a binary log; the length of the header's JSON text follows.
 MAGIC = b"IDALLOC" + bytes([FORMAT])
 LENGTH = struct.Struct("<I")
-# The content of a row: kind, flags, 0, name, generation, node, first, step, count, asked, answered,
-# request id, 0
+# The content of a row: the fields of `Row`, and 0.
 CONTENT = struct.Struct("<BBHIqqqqqqq16s4x")
 # The checksum of a row, and the start value of its CRC-32.
 CHECK = struct.Struct("<I")
@@ -50,9 +49,11 @@ CHECK_START = 0x2144DF1C
 # A row with its checksum.
 ROW = struct.Struct(f"{CONTENT.format}I")
 # Kinds of rows.
-RECORD, NAME = 1, 2
+RECORD = 1
+NAME = 2
 # Flags of a record.
-RISING, DOC_IDS = 1, 2
+RISING = 1
+DOC_IDS = 2
 # The separator of sequence and period in a name, as in the store.
 PERIOD_SEPARATOR = "\x1f"
 # The 12 characters that the ids of a run share, their name in rows. The unsigned serial is stored
@@ -62,6 +63,26 @@ SERIAL_OFFSET = 2**63
 
 # ORDERING_RISING, without importing the protos, which a reader of a log does not need.
 _ORDERING_RISING = 2
+
+
+class Row(NamedTuple):
+    """The content of a row."""
+
+    kind: int
+    flags: int = 0
+    zero: int = 0
+    name: int = 0
+    generation: int = 0
+    node: int = 0
+    first: int = 0
+    step: int = 0
+    id_count: int = 0
+    asked: int = 0
+    answered: int = 0
+    request_id: bytes = bytes(16)
+
+    def pack(self) -> bytes:
+        return CONTENT.pack(*self)
 
 
 class BinaryEncoder:
@@ -78,11 +99,21 @@ class BinaryEncoder:
     def range(self, request: "RangeRequest", response: "RangeResponse", asked: int, answered: int) -> bytes:
         ids = response.range
         name = f"{request.sequence}{PERIOD_SEPARATOR}{response.period}" if response.period else request.sequence
-        flags = RISING if response.ordering == _ORDERING_RISING else 0
         request_id = _request_id(request)
+        row = Row(
+            RECORD,
+            flags=RISING if response.ordering == _ORDERING_RISING else 0,
+            generation=response.generation,
+            node=response.node_id,
+            first=ids.first_id,
+            step=ids.step,
+            id_count=ids.id_count,
+            asked=asked,
+            answered=answered,
+            request_id=request_id.bytes if request_id else bytes(16),
+        )
         self._new = set()
-        numbers = (response.generation, response.node_id, ids.first_id, ids.step, ids.id_count, asked, answered)
-        return self._record(flags, name, numbers, request_id.bytes if request_id else b"")
+        return self._record(name, row)
 
     def doc_ids(self, runs: "Iterable[pb.DocIdRun]", asked: int, answered: int) -> bytes:
         rows = []
@@ -90,22 +121,25 @@ class BinaryEncoder:
         for run in runs:
             shared = run.first_doc_id[:SHARED_LENGTH]
             serial = int(run.first_doc_id[SHARED_LENGTH:], 16) - SERIAL_OFFSET
-            rows.append(self._record(DOC_IDS, shared, (0, 0, serial, run.step, run.id_count, asked, answered), b""))
+            row = Row(
+                RECORD, DOC_IDS, first=serial, step=run.step, id_count=run.id_count, asked=asked, answered=answered
+            )
+            rows.append(self._record(shared, row))
         return b"".join(rows)
 
     def commit(self) -> None:
         """Remember that the last encoded record was written."""
         self._written |= self._new
 
-    def _record(self, flags: int, name: str, numbers: tuple[int, ...], request_id: bytes) -> bytes:
+    def _record(self, name: str, row: Row) -> bytes:
         """Encode a record, after its name if the file lacks it."""
         number = self._numbers.setdefault(name, len(self._numbers))
-        row = _row(CONTENT.pack(RECORD, flags, 0, number, *numbers, request_id))
+        record = _row(row._replace(name=number).pack())
         if name in self._written or name in self._new:
-            return row
+            return record
         self._new.add(name)
         text = name.encode()
-        return _row(CONTENT.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, b"")) + _pad_rows(text) + row
+        return _row(Row(NAME, name=number, id_count=len(text)).pack()) + _pad_rows(text) + record
 
 
 class JsonLinesEncoder:

@@ -87,13 +87,12 @@ class IssuedLog:
             self.doc_ids(response, asked)
 
     def close(self) -> None:
-        """Close the log."""
         state = self._current_state()
         with state.lock:
             self._closed = True
-            file, state.file = state.file, None
-            if file is not None:
-                file.close()
+            if state.file is not None:
+                state.file.close()
+                state.file = None
 
     def reset_after_fork(self) -> None:
         """Give up the parent's file, and its lock, which a thread of the parent may hold."""

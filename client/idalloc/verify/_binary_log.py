@@ -15,7 +15,8 @@ from idalloc.verify._logs import MAX_HEADER, ROW, InvalidFile, Log, Rows, Trunca
 from idalloc.verify._names import Names, begins_name, is_name, is_shared_part
 from idalloc.verify._strict_json import parse
 
-_ROW_SIZE, _CONTENT_SIZE = ROW.itemsize, _log.CONTENT.size
+_ROW_SIZE = ROW.itemsize
+_CONTENT_SIZE = _log.CONTENT.size
 # The longest name; a longer one is damaged.
 _MAX_NAME = 512
 _DAMAGED = 255  # replaces the kind of a damaged row
@@ -47,8 +48,7 @@ class BinaryLog(Log):
                     self._add_malformed(f"the file ended at row {first_row + len(rows)} while it was read")
             wanted = max_records if used else 2 * wanted
             if len(records):
-                records = self._drop_invalid(records, first_row)
-                records = self._resolve_names(records, first_row)
+                records = self._resolve(records, first_row)
             if len(records):
                 return records
         return np.empty(0, ROW)
@@ -71,7 +71,8 @@ class BinaryLog(Log):
         if bool((kinds == _log.RECORD).all()):
             return rows, len(rows)
         kept = kinds == _log.RECORD
-        used, at = len(rows), 0
+        used = len(rows)
+        at = 0
         for place in np.flatnonzero(~kept).tolist():
             if place < at:
                 continue  # part of a name's text
@@ -99,8 +100,8 @@ class BinaryLog(Log):
         """Return whether a row is a valid header of a name."""
         if rows["kind"][place] != _log.NAME or not 0 < length <= _MAX_NAME:
             return False
-        row = _log.CONTENT.pack(_log.NAME, 0, 0, int(rows["name"][place]), 0, 0, 0, 0, length, 0, 0, b"")
-        return rows[place : place + 1].tobytes()[:_CONTENT_SIZE] == row
+        row = _log.Row(_log.NAME, name=int(rows["name"][place]), id_count=length)
+        return rows[place : place + 1].tobytes()[:_CONTENT_SIZE] == row.pack()
 
     def _read_name(self, rows: Rows, kinds: npt.NDArray[np.uint8], length: int, row: int) -> bool:
         """Read a name, whose last rows may be missing in the file; return whether it is valid."""
@@ -132,18 +133,15 @@ class BinaryLog(Log):
         self._numbers[number] = numbers
         return True
 
-    def _drop_invalid(self, rows: Rows, first_row: int) -> Rows:
-        """Return the records with valid flags and empty unused fields."""
+    def _resolve(self, rows: Rows, first_row: int) -> Rows:
+        """Return the records with valid fields, and the numbers of their names in Names."""
         flags = rows["flags"]
         wrong = (flags > _log.DOC_IDS) | (rows["zero"] != 0) | (rows["zeros"] != 0)
         doc_ids = flags == _log.DOC_IDS
         if doc_ids.any():
             for field in ("generation", "node", "request_head", "request_tail"):
                 wrong |= doc_ids & (rows[field] != 0)
-        return self._drop(rows, wrong, first_row, "has invalid fields")
-
-    def _resolve_names(self, rows: Rows, first_row: int) -> Rows:
-        """Replace the file's numbers of names by those in Names."""
+        rows = self._drop(rows, wrong, first_row, "has invalid fields")
         distinct, places = factorize(rows["name"])
         known = [self._numbers.get(number, (-1, -1)) for number in distinct.tolist()]
         doc_ids = (rows["flags"] & _log.DOC_IDS) // _log.DOC_IDS
@@ -188,4 +186,4 @@ def open_binary_log(path: Path, number: int, names: Names, file: BinaryIO) -> Lo
         raise damaged from None
     if any(text[end:]) or json.dumps(header.get("idalloc_log")) != str(_log.FORMAT):
         raise damaged
-    return BinaryLog(path, number, header, rows * _ROW_SIZE, names)
+    return BinaryLog(path, number, header, begin=rows * _ROW_SIZE, names=names)

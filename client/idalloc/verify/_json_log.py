@@ -53,30 +53,32 @@ class JsonLog(Log):
 
     def _record(self, line: bytes) -> tuple[int, ...]:
         record = parse(line)
-        keys, flags, request = record.keys(), 0, bytes(16)
+        keys = {*record}
+        request = bytes(16)
         if "doc_id" in keys:
             text = record["doc_id"]
             if keys != _DOC_ID_KEYS or not _DOC_ID.fullmatch(text):
                 raise ValueError("is not a record of document ids")
-            name, flags = self._names.number(text[: _log.SHARED_LENGTH], doc_ids=True), _log.DOC_IDS
-            first, generation, node = int(text[_log.SHARED_LENGTH :], 16) - _log.SERIAL_OFFSET, 0, 0
+            name = self._names.number(text[: _log.SHARED_LENGTH], doc_ids=True)
+            flags = _log.DOC_IDS
+            record |= {"generation": 0, "first": int(text[_log.SHARED_LENGTH :], 16) - _log.SERIAL_OFFSET}
         else:
             if not _RANGE_KEYS <= keys <= _ALL_RANGE_KEYS:
                 raise ValueError("is not a record of a range")
             name = self._names.number(sequence_name(record["sequence"], record.get("period", "")))
-            first, generation, node = record["first"], record["generation"], record.get("node", 0)
             rising = record.get("rising", False)
             if type(rising) is not bool:
                 raise ValueError("rising must be true or false")
             flags = _log.RISING if rising else 0
             if "request_id" in keys:
                 request = _request_bytes(record["request_id"])
-        step, count, asked, answered = record["step"], record["count"], record["asked"], record["answered"]
-        numbers = (generation, node, first, step, count, asked, answered)
-        if {*map(type, numbers)} != {int}:
+        numbers = {field: record[field] for field in ("generation", "first", "step", "asked", "answered")}
+        numbers |= {"node": record.get("node", 0), "id_count": record["count"]}
+        if {*map(type, numbers.values())} != {int}:
             raise ValueError("a number is not an integer")
-        content = _log.CONTENT.pack(_log.RECORD, flags, 0, name, *numbers, request)
-        return (*_log.CONTENT.unpack(content)[:-1], *_HALVES.unpack(request), 0, 0)
+        row = _log.Row(_log.RECORD, flags, name=name, request_id=request, **numbers)
+        row.pack()  # fails if a number has more than 64 bits
+        return (*row[:-1], *_HALVES.unpack(request), 0, 0)
 
 
 _DOC_ID_KEYS = {"doc_id", "step", "count", "asked", "answered"}
@@ -131,4 +133,4 @@ def open_json_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log 
         raise InvalidFile(f"{path}: the header of this log is damaged")
     if form != _log.FORMAT:
         raise InvalidFile(f"{path}: this log is of format {form}; this version reads format {_log.FORMAT}")
-    return JsonLog(path, number, header, len(line), names)
+    return JsonLog(path, number, header, begin=len(line), names=names)

@@ -55,10 +55,11 @@ class TruncatedHeader(InvalidFile):
 class Log:
     """A log, read from its beginning to its end."""
 
-    def __init__(self, path: Path, number: int, header: dict[str, Any], begin: int, names: Names) -> None:
+    def __init__(self, path: Path, number: int, header: dict[str, Any], *, begin: int, names: Names) -> None:
         self.path = path
         self.number = number  # its index among all logs
-        boot_id, ahead = header.get("boot_id"), header.get("boot_offset_ns")
+        boot_id = header.get("boot_id")
+        ahead = header.get("boot_offset_ns")
         times: list[Any] = [header.get("boot_time_ns"), 0 if ahead is None else ahead]
         timely = {*map(type, times)} == {int} and all(abs(time) < MAX_TIME for time in [*times, sum(times)])
         if not timely or not isinstance(boot_id, str) or not boot_id.isascii():
