@@ -25,12 +25,7 @@ class _Feed:
         rows = self.log.read(max(share - len(self.rows), 1))
         if not len(rows):
             return
-        self._measure_stalls(rows["answered"])
-        rows["asked"] -= self.log.boot_time
-        rows["answered"] -= self.log.boot_time
-        self.rows = np.concatenate([self.rows, rows]) if len(self.rows) else rows
-
-    def _measure_stalls(self, answered: Ints) -> None:
+        answered = rows["answered"]
         gaps = np.diff(answered)
         if int(gaps.min(initial=0)) < 0:  # several threads logged them slightly out of order
             answered = np.sort(answered)
@@ -38,14 +33,15 @@ class _Feed:
         first = 0 if self._last_reply is None else int(answered[0]) - self._last_reply
         self.stall = max(self.stall, first, int(gaps.max(initial=0)))
         self._last_reply = max(int(answered[-1]), self._last_reply or 0)
+        rows["asked"] -= self.log.boot_time
+        rows["answered"] -= self.log.boot_time
+        self.rows = np.concatenate([self.rows, rows]) if len(self.rows) else rows
 
     def take(self, horizon: int) -> Rows:
         """Remove and return the records answered at or before a time."""
         due = self.rows["answered"] <= horizon
-        if due.all():
-            taken, self.rows = self.rows, self.rows[:0]
-        else:
-            taken, self.rows = self.rows[due], self.rows[~due]
+        taken = self.rows if due.all() else self.rows[due]
+        self.rows = self.rows[~due]
         return taken
 
 

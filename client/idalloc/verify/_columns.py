@@ -31,7 +31,8 @@ def factorize(values: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic],
         codes += others
         distinct = np.append(distinct, values[first])
     if len(values) and (values.dtype == np.int64 or values.dtype.kind == "u"):
-        minimum, maximum = int(values.min()), int(values.max())
+        minimum = int(values.min())
+        maximum = int(values.max())
         if maximum - minimum < len(values):  # counting is faster than sorting
             begin = values.dtype.type(minimum)
             offsets: Ints = np.subtract(values, begin).astype(np.int64, copy=False)
@@ -70,7 +71,8 @@ def pack(codes: Ints, values: Ints, *others: Ints) -> list[Ints]:
         values: A value for each code.
         others: Further pairs of codes and values, whose keys must be comparable with these.
     """
-    all_codes, all_values = [codes, *others[::2]], [values, *others[1::2]]
+    all_codes = [codes, *others[::2]]
+    all_values = [values, *others[1::2]]
     minimum = min(int(each.min(initial=2**63 - 1)) for each in all_values)
     maximum = max(int(each.max(initial=-(2**63))) for each in all_values)
     bits = max(maximum - minimum, 0).bit_length()
@@ -79,7 +81,8 @@ def pack(codes: Ints, values: Ints, *others: Ints) -> list[Ints]:
         _, ranks = np.unique(np.concatenate(all_values), return_inverse=True)
         ends = np.cumsum([len(each) for each in all_values])[:-1]
         all_values = [each.astype(np.int64, copy=False) for each in np.split(ranks, ends)]
-        minimum, bits = 0, len(ranks).bit_length()
+        minimum = 0
+        bits = len(ranks).bit_length()
     return [code << bits | (value - minimum) for code, value in zip(all_codes, all_values, strict=True)]
 
 
@@ -92,8 +95,8 @@ def argsort(keys: Ints) -> Positions | None:
 
 def running_max(codes: Ints, values: Ints) -> Ints:
     """Return the running maximum among equal codes. The codes must be sorted."""
-    minimum, maximum = int(values.min(initial=0)), int(values.max(initial=0))
-    bits = (maximum - minimum).bit_length()
+    minimum = int(values.min(initial=0))
+    bits = (int(values.max(initial=0)) - minimum).bit_length()
     if bits + int(codes.max(initial=0)).bit_length() > 62:
         distinct, ranks = np.unique(values, return_inverse=True)
         return distinct[running_max(codes, ranks.astype(np.int64, copy=False))]

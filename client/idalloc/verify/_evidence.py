@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -34,23 +33,17 @@ class Record(NamedTuple):
     @classmethod
     def of(cls, log: int, row: np.void, boot_time: int = 0) -> "Record":
         """Create a record from a row whose times count from `boot_time`."""
-        numbers = {field: int(row[field]) for field in row.dtype.names or ()}
         return cls(
-            log=log,
-            name=numbers["name"],
-            generation=numbers["generation"],
-            node=numbers["node"],
-            first=numbers["first"],
-            step=numbers["step"],
-            id_count=numbers["count"],
-            asked=numbers["asked"] + boot_time,
-            answered=numbers["answered"] + boot_time,
-            request=(numbers["request_head"], numbers["request_tail"]),
+            log,
+            id_count=int(row["count"]),
+            asked=int(row["asked"]) + boot_time,
+            answered=int(row["answered"]) + boot_time,
+            request=(int(row["request_head"]), int(row["request_tail"])),
+            **{field: int(row[field]) for field in ("name", "generation", "node", "first", "step")},
         )
 
     @property
     def last(self) -> int:
-        """The last id."""
         return self.first + (self.id_count - 1) * self.step
 
 
@@ -70,25 +63,23 @@ def look_up(logs: Iterable[Log], queries: list[Query], max_records: int) -> list
     for log in logs:
         log.rewind()
         while not log.ended:
-            _add_matches(log, log.read(max_records), queries, results)
+            rows = log.read(max_records)
+            for query, records in zip(queries, results, strict=True):
+                if len(records) >= _MAX_RECORDS:
+                    continue
+                some = rows[rows["name"] == query.name]
+                some = some[(some["count"] > 0) & (some["step"] != 0)]
+                if query.matches is not None:
+                    some = some[query.matches(log, some)]
+                for row in some[_has_id(some, query.number)][: _MAX_RECORDS - len(records)]:
+                    records.append(Record.of(log.number, row))
     return results
-
-
-def _add_matches(log: Log, rows: Rows, queries: list[Query], results: list[list[Record]]) -> None:
-    for query, records in zip(queries, results, strict=True):
-        if len(records) >= _MAX_RECORDS:
-            continue
-        some = rows[rows["name"] == query.name]
-        some = some[(some["count"] > 0) & (some["step"] != 0)]
-        if query.matches is not None:
-            some = some[query.matches(log, some)]
-        for row in some[_has_id(some, query.number)][: _MAX_RECORDS - len(records)]:
-            records.append(Record.of(log.number, row))
 
 
 def _has_id(rows: Rows, number: int) -> Bits:
     """Return which records have an id."""
-    first, step = rows["first"], rows["step"]
+    first = rows["first"]
+    step = rows["step"]
     up = step > 0
     ahead = np.where(up, first <= number, first >= number)
     wanted = np.full(len(rows), number, np.int64)
@@ -136,13 +127,13 @@ class Messages:
 
     def overlap(self, name: int, generations: tuple[int, int], numbers: tuple[int, int], records: list[Record]) -> str:
         """Return the message for a generation that does not follow an older one."""
-        (older, newer), (last, number) = generations, numbers
+        older, newer = generations
+        last, number = numbers
         identifier = self.identifier(name, number)
         text = f"{identifier} of generation {newer} is out of order: generation {older} has {last}"
         return "; ".join([text, *map(self.record, records)])
 
     def beyond_export(self, record: Record) -> str:
-        """Return the message for a record past the export."""
         exported = self._files.exported or Exported()
         text = self._files.names.text(record.name)
         if record.name & 1:
@@ -154,7 +145,6 @@ class Messages:
         return f"{self.identifier(record.name, record.last)} is beyond {limit}: {self.record(record)}"
 
     def malformed(self, record: Record, why: str) -> str:
-        """Return the message for an invalid record."""
         return f"{self._files.logs[record.log].path}: {why}: {self.record(record)}"
 
 
@@ -183,15 +173,12 @@ def answered_before(late: Record, of: Log, node: int | None) -> Callable[[Log, R
 
 
 def of_generation(generation: int) -> Callable[[Log, Rows], Bits]:
-    """Return a selector of the records of a generation."""
     return lambda log, rows: np.asarray(rows["generation"] == generation)
 
 
-_request_and_ids = attrgetter("request", "generation", "first", "step", "id_count")
-
-
 def _is_retry(one: Record, other: Record) -> bool:
-    return any(one.request) and _request_and_ids(one) == _request_and_ids(other)
+    fields = ("request", "generation", "first", "step", "id_count")
+    return any(one.request) and all(getattr(one, field) == getattr(other, field) for field in fields)
 
 
 def _time(nanoseconds: int) -> str:

@@ -55,7 +55,6 @@ class Files:
     examples: list[str] = field(default_factory=list)  # the messages of the first of them
 
     def add_malformed(self, message: str) -> None:
-        """Count a malformed place."""
         self.malformed += 1
         if len(self.examples) < MAX_MESSAGES:
             self.examples.append(message)
@@ -142,20 +141,19 @@ def _read_export(path: Path, file: BinaryIO, exported: Exported) -> None:
                 if number > 1 or type(form) is not int or form != _EXPORT_FORMAT:
                     raise ValueError(f'{{"idalloc_export": {_EXPORT_FORMAT}}} must be its first line and no other line')
                 continue
-            key = _read_claim(content, exported) if "prefix" in content else _read_counter(content, exported)
+            key: object
+            if "prefix" in content:
+                key = prefix = _integer(content["prefix"], "prefix", 0, _MAX_PREFIX)
+                start = _integer(content["last_start"], "last_start", 0, _MAX_START)
+                exported.claims[prefix] = max(start, exported.claims.get(prefix, 0))
+            else:
+                key = _read_counter(content, exported)
             if key in known:
                 raise ValueError(f"{key!r} appears twice in this export")
             known.add(key)
     except (ValueError, TypeError, KeyError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise InvalidFile(f"{path}: line {number} of this export cannot be read: {why[:200]}") from None
-
-
-def _read_claim(content: dict[str, Any], exported: Exported) -> int:
-    prefix = _integer(content["prefix"], "prefix", 0, _MAX_PREFIX)
-    start = _integer(content["last_start"], "last_start", 0, _MAX_START)
-    exported.claims[prefix] = max(start, exported.claims.get(prefix, 0))
-    return prefix
 
 
 def _read_counter(content: dict[str, Any], exported: Exported) -> str:
@@ -194,7 +192,8 @@ def _read_node_log(path: Path, file: BinaryIO, files: Files) -> None:
         try:
             content = parse(line)
             name = sequence_name(content["sequence"], content.get("period", ""))
-            ids, cause = content["ids"], content["cause"]
+            ids = content["ids"]
+            cause = content["cause"]
             if type(ids) is not int or not 0 <= ids < 2**63 or not _CAUSE.fullmatch(cause):
                 raise ValueError
         except (ValueError, TypeError, KeyError):

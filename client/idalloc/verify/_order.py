@@ -36,7 +36,7 @@ class OrderChecker:
         self._reach = np.empty(0, np.int64)  # the furthest id of those calls, by group
         self._known = np.empty(0, np.bool_)  # whether a group has such calls
         none = np.empty(0, np.int64)
-        self._recent = Calls(none, none, none, none, none)
+        self._recent = Calls(group=none, asked=none, answered=none, back=none, front=none)
 
     def check(self, calls: Calls) -> tuple[Bits, Ints]:
         """Check a batch.
@@ -62,9 +62,11 @@ class OrderChecker:
             before = Calls._make(map(np.concatenate, zip(self._recent, calls, strict=True)))
         ends, begins = pack(before.group, before.answered, calls.group, calls.asked)
         order = argsort(ends)
-        groups, fronts, backs = before.group, before.front, before.back
+        groups = before.group
+        fronts = before.front
+        backs = before.back
         if order is not None:
-            ends, groups, fronts, backs = ends[order], groups[order], fronts[order], backs[order]
+            ends, groups, fronts, backs = (column[order] for column in (ends, groups, fronts, backs))
         reach = running_max(groups, fronts)
         # Most calls follow all that were answered before their own reply, and so all before they
         # were asked for.

@@ -22,7 +22,8 @@ from idalloc.verify._spans import Duplicates, Spans, count_shared, merged
 
 Tags: TypeAlias = npt.NDArray[np.uint64]
 
-_MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
+_MIN_INT64 = -(2**63)
+_MAX_INT64 = 2**63 - 1
 
 
 @dataclass
@@ -92,7 +93,8 @@ class Proof:
             for log in self._files.logs:
                 by_boot[log.boot_id, -1 if log.boot_id else log.number].append(log)
             for logs in by_boot.values():
-                per_node, over_all = OrderChecker(self._limits.records), OrderChecker(self._limits.records)
+                per_node = OrderChecker(self._limits.records)
+                over_all = OrderChecker(self._limits.records)
                 stalls: list[int] = []
                 for rows, numbers in batches(logs, self._limits.records, stalls):
                     self._check(rows, numbers, per_node, over_all)
@@ -114,31 +116,36 @@ class Proof:
             rows, logs = rows[valid], logs[valid]
         if not len(rows):
             return
-        first, step = rows["first"].copy(), rows["step"].copy()
+        first = rows["first"].copy()
+        step = rows["step"].copy()
         last = first + (rows["count"] - 1) * step
         name = rows["name"].astype(np.int64)
         down = step < 0
-        low, high, width = first, last, step
-        if down.any():
-            low, high, width = np.minimum(first, last), np.maximum(first, last), np.abs(step)
-        self._add_extents(rows, name, low, high, step)
-        self._find_beyond(rows, logs, name, np.where(down, ~last, last), down)
         request = rows["request_head"] | rows["request_tail"]
+        spans = Spans(name, low=first, high=last, step=step, tag=self._tags.of(rows, request))
+        if down.any():
+            spans = spans._replace(low=np.minimum(first, last), high=np.maximum(first, last), step=np.abs(step))
+        self._add_extents(rows, spans)
         # The complement makes descending ids rise along the order.
-        back, front = np.where(down, ~first, first), np.where(down, ~last, last)
-        calls = Calls(name * 2 + down, rows["asked"], rows["answered"], back, front)
-        self._find_out_of_order(rows, logs, calls, request, per_node, over_all)
-        self._runs.add(Spans(name, low, high, width, self._tags.of(rows, request)))
+        back = np.where(down, ~first, first)
+        front = np.where(down, ~last, last)
+        calls = Calls(name * 2 + down, rows["asked"], rows["answered"], back=back, front=front)
+        self._find_beyond(rows, logs, calls)
+        self._find_out_of_order(rows, logs, calls, request, per_node=per_node, over_all=over_all)
+        self._runs.add(spans)
 
     def _valid_ids(self, rows: Rows, logs: Ints) -> Bits:
         """Return which records have valid ids; count records with invalid ids or times."""
-        first, step, count = rows["first"], rows["step"], rows["count"]
+        first = rows["first"]
+        step = rows["step"]
+        count = rows["count"]
         valid = (count >= 1) & (step != 0) & (step != _MIN_INT64)
         wide = valid & (count > 1)
         near = int(first.min()) > -(2**62) and int(first.max()) < 2**62
         short = int(count.max()) < 2**31 and int(step.min()) > -(2**31) and int(step.max()) < 2**31
         if not (near and short) and wide.any():  # else none can overflow
-            some, steps = np.ascontiguousarray(first[wide]), np.ascontiguousarray(step[wide])
+            some = np.ascontiguousarray(first[wide])
+            steps = np.ascontiguousarray(step[wide])
             up = distance(np.full(len(some), _MAX_INT64), some)
             below = distance(some, np.full(len(some), _MIN_INT64))
             room = np.where(steps > 0, up, below) // np.abs(steps).view(np.uint64)
@@ -155,16 +162,18 @@ class Proof:
         log = int(logs[at])
         return Record.of(log, rows[at], self._files.logs[log].boot_time)
 
-    def _add_extents(self, rows: Rows, name: Ints, low: Ints, high: Ints, step: Ints) -> None:
-        doc_ids = name & 1 == 1
-        if doc_ids.any():
-            step = np.where(doc_ids, 1, step)
+    def _add_extents(self, rows: Rows, spans: Spans) -> None:
+        low = spans.low
+        high = spans.high
+        step = np.where(spans.name & 1, 1, rows["step"])  # document ids may have any step
         width = np.abs(step)
         remainder = low % width if int(width.max()) > 1 else np.zeros(len(low), np.int64)
-        columns = (name, rows["generation"], step, remainder)
+        columns = (spans.name, rows["generation"], step, remainder)
         examples, codes = factorize_rows(*columns)
         if len(examples) == 1:
-            lows, highs, counts = np.array([low.min()]), np.array([high.max()]), np.array([len(low)])
+            lows = np.array([low.min()])
+            highs = np.array([high.max()])
+            counts = np.array([len(low)])
         else:
             order = np.argsort(codes, kind="stable")
             begins = np.searchsorted(codes[order], np.arange(len(examples)))
@@ -174,26 +183,27 @@ class Proof:
         keys = zip(*(column[examples].tolist() for column in columns), strict=True)
         for key, minimum, maximum, count in zip(keys, lows.tolist(), highs.tolist(), counts.tolist(), strict=True):
             known = self.extents.setdefault(ExtentKey(*key), Extent(minimum, maximum, 0))
-            known.low, known.high = min(known.low, minimum), max(known.high, maximum)
+            known.low = min(known.low, minimum)
+            known.high = max(known.high, maximum)
             known.records += count
 
-    def _find_beyond(self, rows: Rows, logs: Ints, name: Ints, front: Ints, down: Bits) -> None:
+    def _find_beyond(self, rows: Rows, logs: Ints, calls: Calls) -> None:
+        """Find records past the export, by calls whose groups are their names and directions."""
         if self._files.exported is None:
             return
-        examples, codes = factorize_rows(name, down)
-        keys = zip(name[examples].tolist(), down[examples].tolist(), strict=True)
-        bounds = [self._export_limit(*key) for key in keys]
+        examples, codes = factorize_rows(calls.group)
+        bounds = [self._export_limit(group // 2, group % 2 == 1) for group in calls.group[examples].tolist()]
         # A missing limit admits no id, not even the smallest.
         closed = np.array([bound is None for bound in bounds])
         limits = np.array([_MIN_INT64 if bound is None else bound for bound in bounds], np.int64)
-        beyond = closed[codes] | (front > limits[codes])
+        beyond = closed[codes] | (calls.front > limits[codes])
         if beyond.any():
             self.findings.beyond_export += int(beyond.sum())
             for at in np.flatnonzero(beyond)[: MAX_MESSAGES - len(self._beyond)]:
                 self._beyond.append(self._record(rows, logs, at))
 
     def _find_out_of_order(
-        self, rows: Rows, logs: Ints, calls: Calls, request: Tags, per_node: OrderChecker, over_all: OrderChecker
+        self, rows: Rows, logs: Ints, calls: Calls, request: Tags, *, per_node: OrderChecker, over_all: OrderChecker
     ) -> None:
         """Check the order of calls, whose groups are still their names and directions."""
         wrong = np.zeros(len(rows), np.bool_)
@@ -202,16 +212,21 @@ class Proof:
         timely = (request == 0) & ~_with_invalid_times(rows)
         # Document ids of one name are of one process.
         node = np.where(flags & DOC_IDS, 1, rows["node"])
-        of_node, rising = timely & (node != 0), timely & (flags & RISING != 0)
+        of_node = timely & (node != 0)
+        rising = timely & (flags & RISING != 0)
         for chosen, order, nodes in ((rising, over_all, np.zeros_like(node)), (of_node, per_node, node)):
             if not chosen.any():
                 continue
             some = Calls._make(column[chosen] for column in calls)
-            some = some._replace(group=self._group_numbers(some.group, nodes[chosen]))
-            late, reach = order.check(some)
+            # A group has the same number in all batches.
+            examples, codes = factorize_rows(some.group, nodes[chosen])
+            keys = zip(some.group[examples].tolist(), nodes[chosen][examples].tolist(), strict=True)
+            numbers = [self._groups.setdefault(key, len(self._groups)) for key in keys]
+            late, reach = order.check(some._replace(group=np.array(numbers, np.int64)[codes]))
             if late.any():
                 places = np.flatnonzero(chosen)[late]
-                wrong[places], furthest[places] = True, reach
+                wrong[places] = True
+                furthest[places] = reach
         if wrong.any():
             self.findings.out_of_order += int(wrong.sum())
             for at in np.flatnonzero(wrong)[: MAX_MESSAGES - len(self._late)]:
@@ -219,13 +234,6 @@ class Proof:
                 reach_of = int(furthest[at])
                 by = int(node[at]) if of_node[at] and not rising[at] else None
                 self._late.append((record, ~reach_of if record.step < 0 else reach_of, by))
-
-    def _group_numbers(self, *columns: Ints) -> Ints:
-        """Return the number of each row's group, in which the columns are equal in all batches."""
-        examples, codes = factorize_rows(*columns)
-        keys = zip(*(column[examples].tolist() for column in columns), strict=True)
-        numbers = [self._groups.setdefault(key, len(self._groups)) for key in keys]
-        return np.array(numbers, np.int64)[codes]
 
     def _count_ids(self) -> None:
         for piece in self._runs.pieces():
@@ -253,15 +261,15 @@ class Proof:
             begin, end = ends[key.name, down].get(key.generation, (back, front))
             ends[key.name, down][key.generation] = min(begin, back), max(end, front)
         for (name, down), generations in ends.items():
-            oldest, *others = sorted(generations)
-            furthest, of = generations[oldest][1], oldest
+            of, *others = sorted(generations)
             for generation in others:
+                _, furthest = generations[of]
                 begin, end = generations[generation]
                 if begin <= furthest:
                     numbers = (~furthest, ~begin) if down else (furthest, begin)
                     yield name, (of, generation), numbers
                 if end > furthest:
-                    furthest, of = end, generation
+                    of = generation
 
     def _write_messages(self) -> None:
         logs = self._files.logs
@@ -335,4 +343,5 @@ class _Tags:
         return tags
 
 
-_LOW, _32 = np.uint64(2**32 - 1), np.uint64(32)
+_LOW = np.uint64(2**32 - 1)
+_32 = np.uint64(32)

@@ -68,7 +68,6 @@ class Runs:
             self._folder.cleanup()
 
     def add(self, spans: Spans) -> None:
-        """Add spans."""
         spans = merged(spans, self._duplicates)
         self._parts.append(spans)
         self._rows += spans.rows
@@ -109,7 +108,8 @@ class Runs:
         spans.packed().tofile(run.path)
         self._runs.append(run)
         self._samples.append((spans.name[:: self._distance].copy(), spans.low[:: self._distance].copy()))
-        self._parts, self._rows = [], 0
+        self._parts = []
+        self._rows = 0
 
     def _splitters(self) -> list[tuple[int, int]]:
         """Return the names and ids at which to split: no piece is much larger than the limit."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from idalloc._core.congruences import solve
 from idalloc.verify._columns import Ints, Positions, argsort, distance, factorize_rows, pack, running_max, total
 
 # The format of a span in a file.
@@ -32,7 +31,6 @@ class Spans(NamedTuple):
         return len(self.low)
 
     def take(self, which: npt.NDArray[np.bool_] | Positions | slice) -> "Spans":
-        """Return the selected spans."""
         return Spans._make(column[which] for column in self)
 
     def steps(self) -> npt.NDArray[np.uint64]:
@@ -62,7 +60,8 @@ class Spans(NamedTuple):
     def split(self, name: int, end: int) -> tuple["Spans", "Spans"]:
         """Split the spans at an id of a name: into the ids before it, and the rest."""
         before = (self.name < name) | ((self.name == name) & (self.low < end))
-        below, above = self.take(before), self.take(~before)
+        below = self.take(before)
+        above = self.take(~before)
         across = (below.name == name) & (below.high >= end)
         if not across.any():
             return below, above
@@ -88,7 +87,6 @@ class Spans(NamedTuple):
 
 
 def concatenated(parts: Iterable[Spans]) -> Spans:
-    """Return the spans of all parts."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
@@ -141,7 +139,8 @@ def _merged(spans: Spans, duplicates: Duplicates) -> Spans:
     order = argsort(keys)
     if order is not None:
         spans, lattices = spans.take(order), lattices[order]
-    low, high, step = spans.low, spans.high, spans.step
+    low = spans.low
+    high = spans.high
     same = lattices[1:] == lattices[:-1]
     reach = high
     if bool((same & (low[1:] <= high[:-1])).any()):
@@ -151,7 +150,7 @@ def _merged(spans: Spans, duplicates: Duplicates) -> Spans:
         shared = spans.take(overlapping)._replace(high=ends)
         ids = total(shared.steps()) + shared.rows
         duplicates.add(ids, zip(shared.name.tolist()[:99], shared.low.tolist()[:99], strict=True))
-    touches = same & ((low[1:] <= reach[:-1]) | (low[1:] - reach[:-1] == step[1:]))
+    touches = same & ((low[1:] <= reach[:-1]) | (low[1:] - reach[:-1] == spans.step[1:]))
     begins = np.flatnonzero(np.concatenate([[True], ~touches]))
     if len(begins) < spans.rows:
         ends = np.append(begins[1:], spans.rows) - 1
@@ -199,14 +198,17 @@ def _count_shared_by_pair(one: Spans, other: Spans, duplicates: Duplicates) -> N
     counts = np.maximum(np.searchsorted(one.low, other.high, side="right") - begins, 0)
     right = np.repeat(np.arange(other.rows), counts)
     left = np.arange(len(right)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(begins, counts)
-    low, high = np.maximum(one.low[left], other.low[right]), np.minimum(one.high[left], other.high[right])
-    step, width = int(one.step[0]), int(other.step[0])
-    met = solve(step, int(one.low[0]) % step, width, int(other.low[0]) % width)
+    low = np.maximum(one.low[left], other.low[right])
+    high = np.minimum(one.high[left], other.high[right])
+    step = int(one.step[0])
+    width = int(other.step[0])
+    met = _solve(step, int(one.low[0]) % step, width, int(other.low[0]) % width)
     if met is None:
         return
     number, period = met
     if period < 2**62:
-        ahead, room = ((number - low % period) % period).view(np.uint64), distance(high, low)
+        ahead = ((number - low % period) % period).view(np.uint64)
+        room = distance(high, low)
         some = ahead <= room
         ids = total((room[some] - ahead[some]) // np.uint64(period)) + int(some.sum())
         firsts = (low[some] + ahead[some].view(np.int64)).tolist()
@@ -216,3 +218,18 @@ def _count_shared_by_pair(one: Spans, other: Spans, duplicates: Duplicates) -> N
         ids = sum((end - first) // period + 1 for first, end in shared if first <= end)
         firsts = [first for first, end in shared if first <= end]
     duplicates.add(ids, [(int(one.name[0]), number) for number in firsts[:99]])
+
+
+def _solve(step: int, remainder: int, width: int, offset: int) -> tuple[int, int] | None:
+    """Find the numbers that are ``remainder`` modulo ``step`` and ``offset`` modulo ``width``.
+
+    Returns:
+        One solution, and the distance between solutions (the least common multiple); None if there
+        is no solution.
+    """
+    divisor = gcd(step, width)
+    if (offset - remainder) % divisor:
+        return None
+    factor = (offset - remainder) // divisor * pow(step // divisor, -1, width // divisor)
+    period = step // divisor * width
+    return (remainder + step * factor) % period, period

@@ -86,7 +86,6 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:
-    """Return the result as JSON."""
     findings = verdict.findings
     return {
         "logs": verdict.logs,
@@ -122,7 +121,6 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def to_text(verdict: Verdict) -> str:
-    """Return the result as text."""
     return "\n".join(map(escaped, _lines(verdict))) + "\n"
 
 
@@ -146,7 +144,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     for path in verdict.truncated:
         yield f"{path} ends in the middle of a record, which was ignored"
     yield f"the longest stall took {verdict.stall:,.3f} s"
-    records, logs = _counted(verdict.records, "record"), _counted(verdict.logs, "log")
+    records = _counted(verdict.records, "record")
+    logs = _counted(verdict.logs, "log")
     read = f"{_counted(verdict.ids, 'id')} in {records} of {logs}, read in {verdict.seconds:.1f} s"
     if not findings.any:
         beyond = "none beyond the export" if verdict.exported else "no export to compare with"
@@ -169,7 +168,8 @@ def _sequence_stats(files: Files, name: int, ids: int, extents: list[tuple[Exten
     sequence, period = files.names.parts(name)
     text = files.names.text(name)
     down = extents[0][0].step < 0
-    low, high = min(each.low for _, each in extents), max(each.high for _, each in extents)
+    low = min(each.low for _, each in extents)
+    high = max(each.high for _, each in extents)
     first, last = (high, low) if down else (low, high)
     values = exported.last_values.get(text) if exported else None
     last_value = (min(values) if down else max(values)) if values else None
@@ -195,7 +195,8 @@ def _expected(extents: list[tuple[ExtentKey, Extent]], end: int, *, down: bool) 
     spans = sorted(
         ((~each.high, ~each.low) if down else (each.low, each.high)) + (abs(key.step),) for key, each in extents
     )
-    count, reach = 0, spans[0][0] - 1
+    count = 0
+    reach = spans[0][0] - 1
     for low, high, step in spans:
         # A gap between two generations counts in steps of the later one.
         count += max(0, low - reach - 1) // step + (high - low) // step + 1
