@@ -6,8 +6,11 @@ from html import escape
 from idalloc.bench._engine import INTERVAL_NS, Bench
 from idalloc.bench._report import to_text
 
-_WIDTH, _HEIGHT = 800, 220
-_LEFT, _TOP, _RIGHT, _BOTTOM = 70, 20, 20, 30
+_WIDTH = 800
+_HEIGHT = 220
+_LEFT = 70
+_BOTTOM = 30
+_MARGIN = 20  # at the top and on the right
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#000000")
 _MAX_POINTS = 200
 
@@ -37,7 +40,6 @@ text {{ font-size: 11px; fill: #555; }}
 
 
 def to_html(bench: Bench) -> str:
-    """Return the page."""
     latencies: list[tuple[str, Points]] = [
         (name, [(index, value / 1e6) for index, (_, value) in enumerate(recorded.percentiles(_PERCENTAGES))])
         for tally in bench.tallies.values()
@@ -75,15 +77,15 @@ def _figure(title: str, lines: Iterable[tuple[str, Points]], unit: str, names: S
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
-            round(_LEFT + x / right * (_WIDTH - _LEFT - _RIGHT), 1),
-            round(_HEIGHT - _BOTTOM - y / top * (_HEIGHT - _TOP - _BOTTOM), 1),
+            round(_LEFT + x / right * (_WIDTH - _LEFT - _MARGIN), 1),
+            round(_HEIGHT - _BOTTOM - y / top * (_HEIGHT - _MARGIN - _BOTTOM), 1),
         )
 
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
     for step in range(5):
         value = top * step / 4
         x, y = place(0, value)
-        parts.append(f'<path d="M{x} {y}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<path d="M{x} {y}H{_WIDTH - _MARGIN}" stroke="#ddd"/>')
         parts.append(f'<text x="{x - 6}" y="{y + 4}" text-anchor="end">{_number(value)}</text>')
     ticks: list[tuple[float, str]] = list(enumerate(names))
     if not names:

@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 
-from idalloc._core.errors import PermissionDenied, ProtocolError, ServerUnreachable, Unauthenticated, Unavailable
+from idalloc._core import errors
+from idalloc._core.errors import IdallocError
 from idalloc._core.reply_checks import check_chunk, check_order, check_reply
 from idalloc._core.rpc_errors import cause_of, from_rpc_error
 from idalloc._issued_log.log import IssuedLog
@@ -142,11 +143,15 @@ class Bench:
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     raise from_rpc_error(error, self.plan.target) from None
-            raise ServerUnreachable(f"no answer from {self.plan.target} in {self.plan.timeout:g} s") from None
+            raise errors.ServerUnreachable(f"no answer from {self.plan.target} in {self.plan.timeout:g} s") from None
 
     async def _call_repeatedly(self, channel: grpc.aio.Channel, number: int) -> None:
         """Make one caller's calls, one after another, until the bench ends."""
-        methods = {call.rpc: _method(channel, call) for call in self._calls}
+        methods = {}
+        for call in self._calls:  # serialized requests
+            method: Any = channel.unary_stream if call.chunk else channel.unary_unary
+            path = f"/idalloc.v1.IdAllocatorService/{call.rpc}"
+            methods[call.rpc] = method(path, request_serializer=None, response_deserializer=call.response.FromString)
         turn = number * 31 % len(self._calls)  # callers begin at different places of the cycle
         while not self._finished:
             if self._counting and self._calls_left is not None:
@@ -158,7 +163,8 @@ class Bench:
             await (self._stream if call.chunk else self._unary)(methods[call.rpc], call)
 
     async def _unary(self, method: Any, call: Call) -> None:
-        counted, asked = self._counting, self._log_time()
+        counted = self._counting
+        asked = self._log.now() if self._log else 0
         began = time.perf_counter_ns()
         try:
             reply = await method(call.request, timeout=self.plan.timeout, metadata=self._access.metadata)
@@ -166,12 +172,12 @@ class Bench:
             await self._handle_error(call, error, counted)
             return
         ended = time.perf_counter_ns()
-        if self._handle_reply(call, reply, check_reply, asked, ended, counted) and counted:
+        if self._handle_reply(call, reply, check=check_reply, asked=asked, now=ended, counted=counted) and counted:
             self.tallies[call.rpc].latencies.add(ended - began)
 
     async def _stream(self, method: Any, call: Call) -> None:
         counted = self._counting
-        asked = self._log_time()
+        asked = self._log.now() if self._log else 0
         tally = self.tallies[call.rpc]
         left = call.ids  # the number of ids that have not arrived
         last: tuple[str, Any] | None = None
@@ -189,7 +195,7 @@ class Bench:
         try:
             async for reply in stream:
                 now = time.perf_counter_ns()
-                count = self._handle_reply(call, reply, check, asked, now, self._counting)
+                count = self._handle_reply(call, reply, check=check, asked=asked, now=now, counted=self._counting)
                 if not count:
                     return
                 left -= count
@@ -205,21 +211,18 @@ class Bench:
         finally:
             stream.cancel()
         if left > 0:
-            self._count_error(call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{left} ids were missing", self._counting)
+            self._count_error(call, IdallocError(f"{left} ids were missing", reason="INCOMPLETE"), self._counting)
         elif counted:
             tally.latencies.add(time.perf_counter_ns() - began)
 
-    def _log_time(self) -> int:
-        return self._log.now() if self._log else 0
-
     def _handle_reply(
-        self, call: Call, reply: Any, check: Callable[[Any, Any], object], asked: int, now: int, counted: bool
+        self, call: Call, reply: Any, *, check: Callable[[Any, Any], object], asked: int, now: int, counted: bool
     ) -> int:
         """Check, log and count a reply or a message; return the number of its ids, 0 if invalid."""
         try:
             check(call.message, reply)
-        except ProtocolError as error:
-            self._count_error(call, error.code, error.reason, str(error), counted)
+        except errors.ProtocolError as error:
+            self._count_error(call, error, counted)
             self.malformed += 1
             if len(self.malformed_messages) < MAX_MESSAGES:
                 self.malformed_messages.append(str(error))
@@ -236,23 +239,16 @@ class Bench:
 
     async def _handle_error(self, call: Call, rpc_error: grpc.RpcError, counted: bool) -> None:
         error = from_rpc_error(rpc_error, self.plan.target)
-        if isinstance(error, Unauthenticated | PermissionDenied):
+        if isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
             raise error from cause_of(rpc_error)  # every other call would fail, too
-        self._count_error(call, error.code, error.reason, str(error), counted)
-        if isinstance(error, Unavailable):
+        self._count_error(call, error, counted)
+        if isinstance(error, errors.Unavailable):
             await asyncio.sleep(PAUSE)
 
-    def _count_error(self, call: Call, code: grpc.StatusCode, reason: str, message: str, counted: bool) -> None:
+    def _count_error(self, call: Call, error: IdallocError, counted: bool) -> None:
         if counted:
-            self.tallies[call.rpc].errors[code, reason] += 1
-            self.messages.setdefault((code, reason), message)
-
-
-def _method(channel: grpc.aio.Channel, call: Call) -> Any:
-    """Return a callable of the channel that sends serialized requests."""
-    kind = channel.unary_stream if call.chunk else channel.unary_unary
-    path = f"/idalloc.v1.IdAllocatorService/{call.rpc}"
-    return kind(path, request_serializer=None, response_deserializer=call.response.FromString)
+            self.tallies[call.rpc].errors[error.code, error.reason] += 1
+            self.messages.setdefault((error.code, error.reason), str(error))
 
 
 def run(plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> Bench:
@@ -273,6 +269,6 @@ def run(plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> Benc
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             runner.run(bench.run())
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors  # all callers fail for the same reason
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group  # all callers fail for the same reason
     return bench

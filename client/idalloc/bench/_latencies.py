@@ -22,7 +22,6 @@ class Latencies:
 
     @classmethod
     def merge(cls, parts: "Iterable[Latencies]") -> "Latencies":
-        """Return the latencies of several histograms in one."""
         merged = cls()
         for part in parts:
             if part.count:
@@ -35,7 +34,6 @@ class Latencies:
         return merged
 
     def add(self, nanoseconds: int) -> None:
-        """Record a latency."""
         if nanoseconds > self.slowest:
             self.slowest = nanoseconds
         if nanoseconds < self.fastest or not self.count:

@@ -41,10 +41,10 @@ class Call:
     rpc: str
     message: Any  # the request, not serialized
     response: Any  # the reply's class
-    ids: int  # the ids that it requests
-    chunk: int  # the ids of its stream's messages; 0 for a unary call
     # Decodes a reply as the SDK does, and returns the number of its ids.
     decode: Callable[[Any], int]
+    ids: int  # the ids that it requests
+    chunk: int = 0  # the ids of its stream's messages; 0 for a unary call
 
     @cached_property
     def request(self) -> bytes:
@@ -55,31 +55,28 @@ class Call:
 
 def planned_calls(plan: Plan) -> list[Call]:
     """Return the calls that each caller repeats in this order."""
-    sequence, total, chunk = plan.sequence, plan.total_ids or TOTAL_IDS, plan.chunk
-    unary = pb.AllocateRangeRequest(sequence=sequence, id_count=plan.id_count)
-    stream = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk)
+    total = plan.total_ids or TOTAL_IDS
+    chunk = plan.chunk
+    unary = pb.AllocateRangeRequest(sequence=plan.sequence, id_count=plan.id_count)
+    stream = pb.StreamRangesRequest(sequence=plan.sequence, total_id_count=total, chunk_id_count=chunk)
     doc_ids = pb.GenerateDocIdRequest(id_count=plan.id_count, view=pb.DOC_ID_VIEW_COMPACT)
     doc_id_stream = pb.StreamDocIdsRequest(total_id_count=total, chunk_id_count=chunk, view=pb.DOC_ID_VIEW_COMPACT)
     kinds = {
         call.rpc: call
         for call in (
-            Call("AllocateRange", unary, pb.AllocateRangeResponse, plan.id_count, 0, _range),
-            Call("StreamRanges", stream, pb.StreamRangesResponse, total, chunk, _range),
-            Call("GenerateDocId", doc_ids, pb.GenerateDocIdResponse, plan.id_count, 0, _doc_ids),
-            Call("StreamDocIds", doc_id_stream, pb.StreamDocIdsResponse, total, chunk, _doc_ids),
+            Call("AllocateRange", unary, pb.AllocateRangeResponse, _range, ids=plan.id_count),
+            Call("StreamRanges", stream, pb.StreamRangesResponse, _range, ids=total, chunk=chunk),
+            Call("GenerateDocId", doc_ids, pb.GenerateDocIdResponse, _doc_ids, ids=plan.id_count),
+            Call("StreamDocIds", doc_id_stream, pb.StreamDocIdsResponse, _doc_ids, ids=total, chunk=chunk),
         )
     }
     if plan.scenario == "mixed":
-        return [kinds[name] for name in _interleave(_MIX)]
+        # Each as often as its share, spread evenly.
+        places = [((turn + 0.5) / share, name) for name, share in _MIX.items() for turn in range(share)]
+        return [kinds[name] for _, name in sorted(places)]
     if plan.scenario == "docids":
         return [kinds["StreamDocIds" if plan.total_ids else "GenerateDocId"]]
     return [kinds["StreamRanges" if plan.scenario == "stream" else "AllocateRange"]]
-
-
-def _interleave(shares: dict[str, int]) -> list[str]:
-    """Return names, each as often as its share, spread evenly."""
-    places = [((turn + 0.5) / share, name) for name, share in shares.items() for turn in range(share)]
-    return [name for _, name in sorted(places)]
 
 
 def _range(reply: pb.AllocateRangeResponse | pb.StreamRangesResponse) -> int:

@@ -31,7 +31,8 @@ def to_json(bench: Bench) -> dict[str, Any]:
     histogram's marks. Latencies are of successful calls. The list of single calls (`details`) is
     empty.
     """
-    plan, tallies = bench.plan, list(bench.tallies.values())
+    plan = bench.plan
+    tallies = list(bench.tallies.values())
     latencies = Latencies.merge(tally.latencies for tally in tallies)
     codes, errors = _outcomes(bench)
     if latencies.count:
@@ -94,7 +95,8 @@ def _verified(verdict: Verdict) -> dict[str, Any]:
 
 def _outcomes(bench: Bench) -> tuple[Counter[str], Counter[str]]:
     """Return how many calls failed, by code and by message, in gRPC-Go's spelling."""
-    codes, errors = Counter[str](), Counter[str]()
+    codes = Counter[str]()
+    errors = Counter[str]()
     for tally in bench.tallies.values():
         for (code, reason), count in tally.errors.items():
             codes[_go_name(code)] += count
@@ -103,7 +105,6 @@ def _outcomes(bench: Bench) -> tuple[Counter[str], Counter[str]]:
 
 
 def to_text(bench: Bench) -> str:
-    """Return the report as text."""
     return "\n".join(map(escaped, _lines(bench))) + "\n"
 
 
@@ -131,7 +132,14 @@ def _lines(bench: Bench) -> Iterator[str]:
         for (code, reason), count in tally.errors.most_common():
             yield f"{count:,} of {tally.rpc}: {code.name} {reason}: {bench.messages[code, reason]}"
     if bench.verdict is not None:
-        yield from _verdict_lines(bench.verdict)
+        findings = bench.verdict.findings
+        verified = f"verified {bench.verdict.ids:,} ids, warm-up included: none issued twice, none out of order"
+        wrong = (
+            f"WRONG: of {bench.verdict.ids:,} ids, {findings.duplicates:,} were issued twice; "
+            f"{findings.out_of_order:,} replies are out of order, {findings.malformed:,} are malformed"
+        )
+        yield wrong if findings.any else verified
+        yield from (f"  {message}" for message in findings.messages)
 
 
 def _latency_lines(bench: Bench) -> Iterator[str]:
@@ -146,18 +154,6 @@ def _latency_lines(bench: Bench) -> Iterator[str]:
         yield "stream: from its start to its end; message: from the previous one, or the start, to its arrival"
     if cut := sum(tally.cut_streams for tally in bench.tallies.values()):
         yield f"{cut} streams were cut at the end of the duration: only their messages count"
-
-
-def _verdict_lines(verdict: Verdict) -> Iterator[str]:
-    findings = verdict.findings
-    if not findings.any:
-        yield f"verified {verdict.ids:,} ids, warm-up included: none issued twice, none out of order"
-        return
-    yield (
-        f"WRONG: of {verdict.ids:,} ids, {findings.duplicates:,} were issued twice; "
-        f"{findings.out_of_order:,} replies are out of order, {findings.malformed:,} are malformed"
-    )
-    yield from (f"  {message}" for message in findings.messages)
 
 
 def _row(name: str, latencies: Latencies) -> str:
