@@ -32,14 +32,17 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-def _credential(kind: Any, variable: str, metavar: str, help: str, *names: str) -> Any:
+def _credential(kind: Any, variable: str, metavar: str, help: str, *, flag: str = "") -> Any:
+    names = [flag] if flag else []
     option = typer.Option(*names, metavar=metavar, envvar=variable, help=help, rich_help_panel="TLS and credentials")
     return Annotated[kind | None, option]
 
 
 # The arguments of `ChannelSettings` but the token: no option holds a secret itself.
 _CREDENTIALS = {
-    "tls": _credential(bool, "IDALLOC_TLS", "", "Use TLS, and trust the system's certificate authorities.", "--tls"),
+    "tls": _credential(
+        bool, "IDALLOC_TLS", "", "Use TLS, and trust the system's certificate authorities.", flag="--tls"
+    ),
     "ca": _credential(Path, "IDALLOC_CA", "FILE", "Use TLS, and trust only the authorities in this PEM file."),
     "cert": _credential(Path, "IDALLOC_CERT", "FILE", "Authenticate with the certificate in this PEM file."),
     "key": _credential(Path, "IDALLOC_KEY", "FILE", "The private key of --cert."),
@@ -51,7 +54,7 @@ _CREDENTIALS = {
         "Authenticate with the token in this file, or with the one in IDALLOC_TOKEN.",
     ),
     "insecure": _credential(
-        bool, "IDALLOC_TOKEN_INSECURE", "", "Send the token to another machine even without TLS.", "--insecure"
+        bool, "IDALLOC_TOKEN_INSECURE", "", "Send the token to another machine even without TLS.", flag="--insecure"
     ),
 }
 

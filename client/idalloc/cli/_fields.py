@@ -20,7 +20,8 @@ def fields(reply: "Node | ParsedId | Sequence") -> Iterator[tuple[str, str]]:
     formatters: dict[str, Callable[[Any], str]] = {"used_ratio": _percent, "ids_per_second": _rate}
     names = {"used_ratio": "used", "ids_per_second": "rate"}
     for field in fields_of(reply):
-        name, value = field.name, getattr(reply, field.name)
+        name = field.name
+        value = getattr(reply, name)
         if name == "labels":
             yield from (("label", f"{key}={label}") for key, label in sorted(value.items()))
         elif value not in (None, ""):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # The service name under which the server reports the health of its store.
 STORE = "store"
+# By the reply, a HealthCheckResponse: field 1, an enum, absent if 0.
 _STATUSES = {b"": "UNKNOWN", b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING", b"\x08\x03": "SERVICE_UNKNOWN"}
 
 
@@ -56,7 +57,7 @@ def check(target: str, service: str, timeout: float, arguments: "ChannelArgument
     """Return the health status of a service, or of the whole server if `service` is empty.
 
     Raises:
-        IdallocError: The call failed.
+        IdallocError: The call failed, or its reply is not a HealthCheckResponse.
     """
     import grpc
 
@@ -73,27 +74,19 @@ def check(target: str, service: str, timeout: float, arguments: "ChannelArgument
         from idalloc._core.rpc_errors import cause_of, from_rpc_error
 
         raise from_rpc_error(error, target) from cause_of(error)
-    return _status(reply)
-
-
-def _request(service: str) -> bytes:
-    """Encode a HealthCheckRequest: field 1, the service's name."""
-    name = service.encode()
-    size, length = len(name), b""
-    while size > 127:
-        length += bytes([size & 127 | 128])
-        size >>= 7
-    return b"\x0a" + length + bytes([size]) + name if name else b""
-
-
-def _status(reply: bytes) -> str:
-    """Decode the status of a HealthCheckResponse: field 1, an enum, absent if 0.
-
-    Raises:
-        ProtocolError: The reply is not such a message.
-    """
     if reply in _STATUSES:
         return _STATUSES[reply]
     from idalloc import ProtocolError
 
     raise ProtocolError(f"HealthCheckResponse is {reply[:20].hex()}; expected a status, such as 0801 for SERVING")
+
+
+def _request(service: str) -> bytes:
+    """Encode a HealthCheckRequest: field 1, the service's name."""
+    name = service.encode()
+    size = len(name)
+    length = b""
+    while size > 127:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return b"\x0a" + length + bytes([size]) + name if name else b""

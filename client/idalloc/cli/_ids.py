@@ -63,7 +63,7 @@ def allocate(
     _check_exclusive(context, ranges, texts)
     with connect(context, log) as client:
         reply = client.allocate_range(sequence, count, request_id=request_id, texts=texts)
-    _print_range(context, sequence, reply, ranges, texts)
+    _print_range(context, sequence, reply, ranges=ranges, texts=texts)
     _warn_of_periods(context, [reply.period], texts)
 
 
@@ -90,7 +90,7 @@ def stream(
     periods: dict[str, None] = {}
     with connect(context, log) as client, progress(total) as advance:
         for reply in client.stream_ranges(sequence, total, chunk, texts=texts, timeout=timeout):
-            _print_range(context, sequence, reply, ranges, texts, one_line=True)
+            _print_range(context, sequence, reply, ranges=ranges, texts=texts, one_line=True)
             periods[reply.period] = None
             advance(reply.id_count)
     _warn_of_periods(context, periods, texts)
@@ -141,7 +141,7 @@ def uuids(
 
 
 def _print_range(
-    context: typer.Context, sequence: str, reply: "Range", ranges: bool, texts: bool, *, one_line: bool = False
+    context: typer.Context, sequence: str, reply: "Range", *, ranges: bool, texts: bool, one_line: bool = False
 ) -> None:
     if reply.created:  # its name may be mistyped
         write_stderr(f"created sequence {sequence!r}")

@@ -30,7 +30,6 @@ class CommandGroup(TyperGroup):
     """The client's commands, followed by those of other packages."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
         return [*super().list_commands(ctx), *_plugins()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -46,13 +46,9 @@ def idalloc_default(sequence: str, client: Client | None = None) -> Callable[[],
     def next_id() -> int:
         ids = shared.get(sequence)
         if ids is None:
-            ids = shared.setdefault(sequence, (client or _shared_client()).ids(sequence))
+            target = os.environ.get("IDALLOC_SERVER") or DEFAULT_TARGET
+            own = client or _clients.get(target) or _clients.setdefault(target, Client.from_environment())
+            ids = shared.setdefault(sequence, own.ids(sequence))
         return next(ids)
 
     return next_id
-
-
-def _shared_client() -> Client:
-    target = os.environ.get("IDALLOC_SERVER") or DEFAULT_TARGET
-    found = _clients.get(target)
-    return found if found is not None else _clients.setdefault(target, Client.from_environment())
