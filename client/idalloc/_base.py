@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -38,13 +39,13 @@ from idalloc._transport.config import (
     name_of,
     split,
 )
-from idalloc._transport.tracing import with_trace_context
 
 T = TypeVar("T")
 
-# How often a name is resolved again after a server became suspect, and how often the client looks
-# for changed files of tokens and certificates, in seconds.
-_RESOLVE_SECONDS, _FILES_SECONDS = 2.0, 1.0
+# How often a name is resolved again after a server became suspect, in seconds.
+_RESOLVE_SECONDS = 2.0
+# How often the client looks for changed files of tokens and certificates, in seconds.
+_FILES_SECONDS = 1.0
 # All other statuses of a probe are an answer.
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -225,9 +226,23 @@ class BaseClient(Client[Connection]):
         raise NotImplementedError
 
     def _metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Return the metadata of a call that begins now."""
+        """Return the metadata of a call that begins now, with the context of the active span.
+
+        By W3C's trace context the server's spans belong to the caller's trace. OpenTelemetry is not
+        imported: without the program's own import no span is active.
+        """
         self._read_changed_files()
-        return with_trace_context(self._config.metadata)
+        metadata = self._config.metadata
+        if "opentelemetry.trace" not in sys.modules:
+            return metadata
+        from opentelemetry.trace import get_current_span
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        if not get_current_span().get_span_context().is_valid:
+            return metadata
+        context: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(context)
+        return (*(metadata or ()), *context.items())
 
     def _now(self) -> int:
         """Return the time on the log's clock; call it before a request is sent."""

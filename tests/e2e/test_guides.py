@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from idalloc._core.tls_errors import _CAUSES
+from idalloc._core.rpc_errors import TLS_CAUSES
 from idalloc.cli import _UNREACHABLE_HINTS
 from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc
 from idalloc_server.auth.authorize import RULES
@@ -76,7 +76,7 @@ def test_the_tls_guide_has_the_client_s_messages() -> None:
     page = (GUIDES / "tls.md").read_text()
     table = page.partition("## When the connection fails")[2].partition("\n\nIn Python")[0]
     assert {*re.findall(r"^\| `(.*?) \(…\); (.*?)`", table, re.MULTILINE)} == {
-        (cause, _UNREACHABLE_HINTS[kind]) for _, kind, cause in _CAUSES
+        (cause, _UNREACHABLE_HINTS[kind]) for _, kind, cause in TLS_CAUSES
     }
 
 

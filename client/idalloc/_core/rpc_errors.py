@@ -13,7 +13,6 @@ from idalloc._core import errors
 from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._core.reply_checks import check_duration
 from idalloc._core.text import escaped
-from idalloc._core.tls_errors import find_tls_failure
 from idalloc.v1.error_reason_pb2 import ErrorReason
 
 DOMAIN = "idalloc"
@@ -44,6 +43,30 @@ _MAX_RETRY_AFTER = 3_600.0
 _BROKEN_TRANSPORT = re.compile("RST_STREAM|GOAWAY|Stream removed|Internal error from Core")
 # gRPC's message for a reply that it cannot parse.
 _UNPARSABLE = "Exception deserializing response!"
+
+# The causes of TLS failures: what gRPC's message, which quotes OpenSSL, has in it; the cause as one
+# word, which ``ServerUnreachable`` lists; and as a clause.
+TLS_CAUSES = (
+    (r"CERTIFICATE_VERIFY_FAILED: certificate has expired", "expired", "the server's certificate has expired"),
+    (
+        r"CERTIFICATE_VERIFY_FAILED: (unable to|self.signed|certificate signature failure)",
+        "untrusted",
+        "the server's certificate is signed by an untrusted CA",
+    ),
+    (
+        r"Hostname Verification Check failed|is not in peer certificate",
+        "name",
+        "the server's certificate is not valid for the expected name",
+    ),
+    (r"WRONG_VERSION_NUMBER|HTTP_REQUEST", "plaintext", "the server does not use TLS"),
+    # A server with TLS does this to a client without TLS, and one that requires client certificates
+    # to a client with a wrong one.
+    (
+        r"failed to connect to all addresses; last error: .*(Socket closed|Connection reset)",
+        "closed",
+        "the server closed the connection before it answered, as one that requires TLS or a client certificate does",
+    ),
+)
 
 
 class FailedCall(Protocol):
@@ -77,7 +100,8 @@ def cause_of(error: grpc.RpcError) -> grpc.RpcError | None:
 def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
     """Return the exception for gRPC's error of a call to a target."""
     call = cast(FailedCall, error)
-    code, message = call.code(), call.details() or ""
+    code = call.code()
+    message = call.details() or ""
     packed = [value for key, value in call.trailing_metadata() or () if key == DETAILS_KEY and isinstance(value, bytes)]
     try:
         info, retry_after = _unpack(detail for value in packed for detail in _status(value).details)
@@ -114,9 +138,10 @@ def _without_details(code: grpc.StatusCode, message: str, target: str, retry_aft
     kind = _BY_CODE.get(code, IdallocError)
     reason = None if code in _BY_CODE else code.name
     if kind in _NO_ANSWER:
-        if tls_failure := find_tls_failure(message):
-            message = f"no answer from {target}: {tls_failure.description} ({message})"
-            return kind(message, code=code, metadata={"tls": tls_failure.kind})
+        for pattern, cause, description in TLS_CAUSES:
+            if re.search(pattern, message, re.DOTALL):
+                message = f"no answer from {target}: {description} ({message})"
+                return kind(message, code=code, metadata={"tls": cause})
         message = f"no answer from {target}: {message}"
     elif code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"{target} does not implement this method: upgrade its idalloc, or check the target: {message}"
@@ -125,9 +150,11 @@ def _without_details(code: grpc.StatusCode, message: str, target: str, retry_aft
 
 def _unpack(details: Iterable[Any]) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
     """Return the service's ErrorInfo, and the seconds in RetryInfo, or None for what is absent."""
-    info, retry_after = None, None
+    info = None
+    retry_after = None
     for detail in details:
-        found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        found = error_details_pb2.ErrorInfo()
+        retry = error_details_pb2.RetryInfo()
         with suppress(DecodeError):  # as in _status
             if detail.Unpack(found) and found.domain == DOMAIN:
                 info = found
