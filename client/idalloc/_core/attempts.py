@@ -16,7 +16,8 @@ from idalloc._core.pipeline import Pending
 S = TypeVar("S", bound="Server")
 T = TypeVar("T")
 
-MIN_PATIENCE, PATIENCE_FACTOR = 0.5, 4.0  # seconds, and times the smoothed latency
+MIN_PATIENCE = 0.5  # seconds
+PATIENCE_FACTOR = 4.0  # times the smoothed latency
 LATENCY_WEIGHT = 0.2
 PROBE_SECONDS = 0.25
 # The client abandons an attempt that gRPC has not ended this many seconds after its deadline.
@@ -167,13 +168,11 @@ class Attempts(Generic[S, T]):
         return 0.0
 
     def send(self) -> None:
-        """Begin an attempt."""
         server = self._client._servers.pick(self._asked)
         self.open.append(self._client._send(server, self.pending, self._end))
         self._asked.append(server)  # last: an interrupted attempt was none
 
     def _take(self, attempt: Attempt[S], now: float) -> None:
-        """Take the outcome of an attempt that has ended."""
         try:
             if not attempt.has_ended:
                 raise DeadlineExceeded(f"no answer within {self.pending.timeout:g} s")

@@ -72,8 +72,7 @@ def _to_result(result: pb.AllocateRangeResult) -> Range | IdallocError:
     return to_range(result.response) if result.HasField("response") else from_status(result.error)
 
 
-def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: float | None) -> Stream[Range]:
-    """Return a stream of ranges."""
+def stream_ranges(sequence: str, total: int, chunk: int, *, texts: bool, timeout: float | None) -> Stream[Range]:
     request = new_request(pb.StreamRangesRequest, sequence=sequence, total_id_count=total, chunk_id_count=chunk)
     if texts:
         request.view = pb.RANGE_VIEW_TEXTS
@@ -81,13 +80,11 @@ def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: f
 
 
 def parse_id(sequence: str, text: str) -> Call[ParsedId]:
-    """Return a call that parses an id's text."""
     request = new_request(ParseIdRequest, sequence=sequence, text=text)
     return Call(request, partial(from_message, ParsedId), is_repeatable=True)
 
 
 def doc_ids(n: int, offset: int, increment: int) -> Call[list[str]]:
-    """Return a call for n document ids."""
     request = new_request(
         pb.GenerateDocIdRequest,
         id_count=at_least_one("n", n),
@@ -98,8 +95,7 @@ def doc_ids(n: int, offset: int, increment: int) -> Call[list[str]]:
     return Call(request, to_doc_ids)
 
 
-def stream_doc_ids(total: int, chunk: int, offset: int, increment: int, timeout: float | None) -> Stream[list[str]]:
-    """Return a stream of document ids."""
+def stream_doc_ids(total: int, chunk: int, *, offset: int, increment: int, timeout: float | None) -> Stream[list[str]]:
     request = new_request(
         pb.StreamDocIdsRequest,
         total_id_count=total,
@@ -133,7 +129,8 @@ def update_node(prefix: int | None, offset: int | None, increment: int | None, p
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if not given:
         raise InvalidRequest("nothing to change: no setting was given")
-    mask, node = FieldMask(paths=list(given)), new_request(node_pb2.Node, **given)
+    node = new_request(node_pb2.Node, **given)
+    mask = FieldMask(paths=list(given))
     return Call(node_pb2.UpdateNodeRequest(node=node, update_mask=mask, persist=persist), _to_node)
 
 

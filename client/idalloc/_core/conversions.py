@@ -21,11 +21,11 @@ def expand_run(first: str, step: int, count: int) -> list[str]:
     An id has the 12 characters that all ids of a run share, then the serial in 16 hexadecimal
     digits.
     """
-    shared, serial = first[:12], int(first[12:], 16)
+    serial = int(first[12:], 16)
     doc_ids: list[str] = []
     while len(doc_ids) < count:
         block, offset = divmod(serial, 4096)
-        leading = f"{shared}{block:013x}"
+        leading = f"{first[:12]}{block:013x}"
         suffixes = _SUFFIXES[offset : offset + step * (count - len(doc_ids)) : step]
         doc_ids += [leading + suffix for suffix in suffixes]
         serial += step * len(suffixes)

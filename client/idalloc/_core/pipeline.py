@@ -33,7 +33,8 @@ MAX_IN_FLIGHT = 500
 # The rounds of attempts of a call, and the backoff before the second one, in seconds, which then
 # doubles: docs/explanation/client-calls.md.
 MAX_ROUNDS = 5
-INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 2.0
+INITIAL_BACKOFF = 0.1
+MAX_BACKOFF = 2.0
 # The longest delay that a server may request, in seconds.
 MAX_RETRY_AFTER = 5.0
 # The longest time that a caller waits, in seconds: more than a wire or a lock accepts is no limit.

@@ -114,7 +114,8 @@ class Pool:
             is_new_range = part.deadline is not used.deadline
             if now < next(part.deadline):
                 if is_new_range:
-                    self._started, self._late_ranges = now, 0
+                    self._started = now
+                    self._late_ranges = 0
                 self.current = part
                 return not self._is_closed or self.clear()  # checked last, as `close` clears last
             if is_new_range:
@@ -147,9 +148,12 @@ class Pool:
                 metadata={"field": "sequence"},
             )
         ids = allocated.ids
-        half = len(ids) // 2
+        middle = len(ids) // 2
         deadline = wiped_on_fork(request.sent_at + allocated.ttl.total_seconds())
-        parts = [self._part(part, deadline) for part in (ids[:half], ids[half:]) if part]
+        parts = []
+        for half in filter(None, (ids[:middle], ids[middle:])):
+            unchecked = iter(half)
+            parts.append(RangePart(compress(unchecked, map(gt, deadline, self._clock)), unchecked, deadline))
         if next(request.process):  # checked last: a later fork wipes `deadline`
             self._parts.extend(parts)
 
@@ -209,10 +213,6 @@ class Pool:
             raise protocol_error(reply, "range", f"has ids of {low} to {high} twice", "each id once")
         self._known.append((low, high))
         return to_range(reply)
-
-    def _part(self, ids: range, deadline: Iterator[float]) -> RangePart:
-        unchecked = iter(ids)
-        return RangePart(compress(unchecked, map(gt, deadline, self._clock)), unchecked, deadline)
 
     def _reduce_demand(self) -> None:
         """Stop prefetching and halve the size, because a range expired before it was used up."""

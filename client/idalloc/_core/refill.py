@@ -26,7 +26,6 @@ class Refill:
     wakes: dict[Callable[[], object], None] = field(default_factory=dict, init=False)  # each wakes a caller
 
     def wake(self) -> None:
-        """Wake the callers that wait."""
         for each in list(self.wakes):
             each()
 

@@ -37,7 +37,8 @@ MAX_TTL_SECONDS = 366 * 86_400
 # The longest time until a change is effective: an imported row may have a lease of a century.
 MAX_EFFECTIVE_DELAY_SECONDS = 101 * 366 * 86_400
 # The years 1 to 9999, in seconds since 1970.
-MIN_TIME, MAX_TIME = -62_135_596_800, 253_402_300_799
+MIN_TIME = -62_135_596_800
+MAX_TIME = 253_402_300_799
 
 # How many characters of a text an error quotes.
 _QUOTED_LENGTH = 60
@@ -68,7 +69,8 @@ def protocol_error(reply: Message, field: str, found: str, expected: str) -> Pro
 
 def check_duration(reply: Message, field: str, duration: Duration, max_seconds: int) -> None:
     """Check that a duration is between 0 and ``max_seconds``."""
-    seconds, nanos = duration.seconds, duration.nanos
+    seconds = duration.seconds
+    nanos = duration.nanos
     if not (0 <= seconds <= max_seconds and 0 <= nanos < 10**9):
         found = f"is {seconds} s and {nanos} ns" if nanos else f"is {seconds} s"
         raise protocol_error(reply, field, found, f"0 to {max_seconds} s")
@@ -115,11 +117,17 @@ def check_order(reply: StreamReply, before: tuple[str, Any] | None) -> tuple[str
     first: Any
     last: Any
     if isinstance(reply, pb.StreamRangesResponse):
-        scope, first, last = reply.period, reply.range.first_id, reply.range.last_id
-        field, rises = "range.first_id", reply.range.step > 0
+        scope = reply.period
+        field = "range.first_id"
+        first = reply.range.first_id
+        last = reply.range.last_id
+        rises = reply.range.step > 0
     else:
-        first, last = reply.runs[0].first_doc_id, _last_doc_id(reply.runs[-1])
-        scope, field, rises = first[:_SHARED_LENGTH], "runs[0].first_doc_id", True
+        field = "runs[0].first_doc_id"
+        first = reply.runs[0].first_doc_id
+        scope = first[:_SHARED_LENGTH]
+        last = _last_doc_id(reply.runs[-1])
+        rises = True
     if before is not None and before[0] == scope and (first <= before[1] if rises else first >= before[1]):
         expected = f"an id after {before[1]}, the last one of the previous message"
         raise protocol_error(reply, field, f"is {quote(first)}", expected)
@@ -129,9 +137,12 @@ def check_order(reply: StreamReply, before: tuple[str, Any] | None) -> tuple[str
 def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool) -> int:
     """Check a message with a range; return the number of ids."""
     ids = reply.range
-    first, last, step, count = ids.first_id, ids.last_id, ids.step, ids.id_count
+    first = ids.first_id
+    last = ids.last_id
+    step = ids.step
+    count = ids.id_count
     if not min_count <= count <= min(max_count, MAX_IDS):
-        raise _wrong_count(reply, "range.id_count", f"is {count}", min_count, max_count)
+        raise protocol_error(reply, "range.id_count", f"is {count}", _bounds(min_count, max_count))
     if not step:
         raise protocol_error(reply, "range.step", "is 0", "a step other than 0")
     if last != (expected := first + (count - 1) * step):
@@ -154,8 +165,7 @@ def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool
 def _check_batch(request: pb.BatchAllocateRangesRequest, reply: pb.BatchAllocateRangesResponse) -> None:
     """Check that each request has a result: an error, or a valid range of its own."""
     if len(reply.results) != len(request.requests):
-        count = len(request.requests)
-        raise _wrong_count(reply, "results", f"has {len(reply.results)} items", count, count)
+        raise protocol_error(reply, "results", f"has {len(reply.results)} items", f"{len(request.requests)}")
     taken = defaultdict(list)  # the bounds of the ranges of a sequence and period
     for number, (asked, result) in enumerate(zip(request.requests, reply.results, strict=True)):
         if result.HasField("response"):
@@ -175,9 +185,12 @@ def _check_doc_ids(reply: DocIds, min_count: int, max_count: int) -> int:
     """Check a message with document ids in the view COMPACT; return the number of ids."""
     if reply.doc_ids:
         raise protocol_error(reply, "doc_ids", f"has {len(reply.doc_ids)} items", "none in the view COMPACT")
-    count, last = 0, ""
+    count = 0
+    last = ""
     for number, run in enumerate(reply.runs):
-        first, step, more = run.first_doc_id, run.step, run.id_count
+        first = run.first_doc_id
+        step = run.step
+        more = run.id_count
         left = min(max_count, MAX_IDS) - count
         if not 0 < more <= left:
             raise protocol_error(reply, f"runs[{number}].id_count", f"is {more}", f"1 to {left}" if left else "no run")
@@ -192,7 +205,7 @@ def _check_doc_ids(reply: DocIds, min_count: int, max_count: int) -> int:
         count += more
         last = _last_doc_id(run)
     if count < min_count:
-        raise _wrong_count(reply, "runs", f"has {count} ids", min_count, max_count)
+        raise protocol_error(reply, "runs", f"has {count} ids", _bounds(min_count, max_count))
     return count
 
 
@@ -216,7 +229,7 @@ def _check_uuids(request: pb.GenerateUuidRequest, reply: pb.GenerateUuidResponse
 def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -> None:
     """Check that there are ``count`` texts, none empty and none twice."""
     if len(texts) != count:
-        raise _wrong_count(reply, field, f"has {len(texts)} items", count, count)
+        raise protocol_error(reply, field, f"has {len(texts)} items", f"{count}")
     if len(set(texts)) < count:
         [(duplicate, _)] = Counter(texts).most_common(1)
         raise protocol_error(reply, field, f"has {quote(duplicate)} twice", "each once")
@@ -281,9 +294,8 @@ def quote(value: object) -> str:
     return f"{value[:_QUOTED_LENGTH]!r}{'…' if len(value) > _QUOTED_LENGTH else ''}"
 
 
-def _wrong_count(reply: Message, field: str, found: str, min_count: int, max_count: int) -> ProtocolError:
-    expected = f"{max_count}" if min_count == max_count else f"{min_count} to {max_count}"
-    return protocol_error(reply, field, found, expected)
+def _bounds(minimum: int, maximum: int) -> str:
+    return f"{maximum}" if minimum == maximum else f"{minimum} to {maximum}"
 
 
 # The check of each reply to a unary request.

@@ -38,7 +38,6 @@ class Retries:
         self._failures = 0
 
     def progressed(self) -> None:
-        """Record that a message arrived."""
         self._failures = 0
         self.has_progressed = True
 
@@ -100,11 +99,10 @@ class Stream(Retries, Generic[T]):
     def check_end(self) -> None:
         """Raise ProtocolError if ids are missing when an attempt ends."""
         if self.missing:
-            name, total = type(self._request).__name__, self._request.total_id_count
-            raise ProtocolError(f"the reply to {name} ended with {self.missing} of {total} ids missing")
+            missing = f"{self.missing} of {self._request.total_id_count} ids missing"
+            raise ProtocolError(f"the reply to {type(self._request).__name__} ended with {missing}")
 
     def received(self, count: int) -> None:
-        """Record the arrival of ``count`` ids."""
         self.missing -= count
         self.progressed()
 

@@ -75,12 +75,10 @@ _SETTINGS = frozenset(SequenceSettings.__annotations__)
 
 
 def create(name: str, settings: Mapping[str, Any]) -> Call[Sequence]:
-    """Return a call that creates a sequence."""
     return Call(_with_request_id(pb.CreateSequenceRequest, sequence=_sequence(name, settings)), _to_sequence)
 
 
 def get(name: str, period: str) -> Call[Sequence]:
-    """Return a call for a sequence."""
     return Call(pb.GetSequenceRequest(name=name, period=period), _to_sequence, is_repeatable=True)
 
 
@@ -95,7 +93,6 @@ def update(name: str, settings: Mapping[str, Any], etag: str) -> Call[SequenceCh
 
 
 def delete(name: str, etag: str) -> Call[SequenceChange]:
-    """Return a call that deletes a sequence."""
     return _change(pb.DeleteSequenceRequest, name=name, etag=etag)
 
 
@@ -140,8 +137,8 @@ class Pages:
         """
         for number, sequence in enumerate(response.sequences):
             if sequence.name <= self._last_name:
-                found, expected = f"is {quote(sequence.name)}", f"a name after {quote(self._last_name)}"
-                raise protocol_error(response, f"sequences[{number}].name", found, expected)
+                expected = f"a name after {quote(self._last_name)}"
+                raise protocol_error(response, f"sequences[{number}].name", f"is {quote(sequence.name)}", expected)
             self._last_name = sequence.name
             self._tokens.clear()
         token = response.next_page_token

@@ -254,7 +254,8 @@ def to_range(reply: id_allocator_pb2.AllocateRangeResponse | id_allocator_pb2.St
 
     Written out, because ranges are far more frequent than other replies.
     """
-    ids, ttl = reply.range, reply.ttl
+    ids = reply.range
+    ttl = reply.ttl
     return Range(
         first_id=ids.first_id,
         last_id=ids.last_id,

@@ -184,7 +184,8 @@ class AllocateStream:
 
     def _read_answers(self, retries: Retries) -> None:
         """Open a stream, send the requests without an answer, and read answers until it breaks."""
-        client, pipeline = self._client, Pipeline()
+        client = self._client
+        pipeline = Pipeline()
         outbox: _Outbox = SimpleQueue()
         slots = threading.Semaphore(MAX_IN_FLIGHT)
         client._find_servers()
@@ -194,7 +195,8 @@ class AllocateStream:
                 for pending in list(self._waiting):  # callers leave without the lock
                     if not pending.is_answered:
                         outbox.put(pending)
-                self._outbox, self._channel = outbox, (connection, stubs)
+                self._outbox = outbox
+                self._channel = (connection, stubs)
             rpc = stubs.rpcs["AllocateStream"]
             self._call = call = rpc(self._messages(pipeline, outbox, slots), metadata=client._metadata())
             if self._is_closed:

@@ -47,7 +47,12 @@ class BaseClient(_base.BaseClient):
         pending = Pending(call, self.timeout)
         self._find_servers()
         if call.is_repeatable:
-            return self._repeat(pending)
+            changed = SimpleQueue[None]()  # see `AllocateStream._exchange`
+            attempts = Attempts(self, pending, partial(changed.put, None))
+            while seconds := attempts.step():
+                with suppress(Empty):
+                    changed.get(timeout=seconds)
+            return self._receive(call, attempts.reply, attempts.asked)
         tried: list[Connection] = []
         while True:
             connection = self._servers.pick(tried)
@@ -65,15 +70,6 @@ class BaseClient(_base.BaseClient):
             else:
                 self._servers.answered(time.monotonic() - began)
                 return self._receive(call, reply, asked)
-
-    def _repeat(self, pending: Pending[T]) -> T:
-        """Make a repeatable call."""
-        changed = SimpleQueue[None]()  # see `AllocateStream._exchange`
-        attempts = Attempts(self, pending, partial(changed.put, None))
-        while seconds := attempts.step():
-            with suppress(Empty):
-                changed.get(timeout=seconds)
-        return self._receive(pending.call, attempts.reply, attempts.asked)
 
     def _find_servers(self) -> None:
         """Resolve the name of the servers and probe suspect ones, if that is due."""

@@ -180,7 +180,7 @@ class Client(BaseClient):
         Returns:
             An iterator of ranges.
         """
-        return read_stream(self, calls.stream_ranges(sequence, total, chunk, texts, timeout))
+        return read_stream(self, calls.stream_ranges(sequence, total, chunk, texts=texts, timeout=timeout))
 
     def allocate_stream(self) -> AllocateStream:
         """Return a stream for many calls, which costs less than unary calls.
@@ -229,7 +229,8 @@ class Client(BaseClient):
         Returns:
             An iterator of batches, each in ascending order.
         """
-        return read_stream(self, calls.stream_doc_ids(total, chunk, offset, increment, timeout))
+        stream = calls.stream_doc_ids(total, chunk, offset=offset, increment=increment, timeout=timeout)
+        return read_stream(self, stream)
 
     def uuids(self, n: int = 1, version: int = 7) -> list[uuid.UUID]:
         """Generate n UUIDs (RFC 9562), up to 10,000 in a call.

@@ -47,7 +47,8 @@ class Ids(BaseIds, Iterator[int]):
 
     def _next_part(self) -> Iterator[int]:
         """Return an iterator over the next ids, which threads may share."""
-        client, refills = self._client, self._refills
+        client = self._client
+        refills = self._refills
         client._connection.stubs()  # raises if the client is closed
         deadline = time.monotonic() + self._timeout
         woken = SimpleQueue[None]()  # see `AllocateStream._exchange`

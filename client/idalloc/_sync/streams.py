@@ -23,7 +23,9 @@ def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
         client._find_servers()
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()
-            process, request, asked = process_marker(), stream.start_attempt(), client._now()
+            process = process_marker()
+            request = stream.start_attempt()
+            asked = client._now()
             with translate_rpc_errors(client.target), connection.abandon_if_interrupted(stubs):
                 call = stubs.rpc(request)(request, timeout=stream.time_left(), metadata=client._metadata())
             try:

@@ -193,7 +193,7 @@ class Connection:
         _handle_fork()
         with self._lock:
             self._closed = True
-            stubs, self._stubs = self._stubs, None
+        stubs = self.drop_channel()
         for holder in list(self._holders):
             holder._discard()
         return stubs
@@ -216,7 +216,8 @@ class Connection:
     def drop_channel(self) -> Stubs | None:
         """Let the next call open another channel; return the stubs of this one, for open calls."""
         with self._lock:
-            stubs, self._stubs = self._stubs, None
+            stubs = self._stubs
+            self._stubs = None
         return stubs
 
     def reset_after_fork(self) -> None:
@@ -285,7 +286,8 @@ def _handle_fork() -> None:
     with _fork_lock:  # after a fork that bypassed Python, several threads may get here at once
         if next(_process):
             return
-        process, connections = process_marker(), list(_connections)
+        process = process_marker()
+        connections = list(_connections)
         for connection in connections:
             _fork_error = connection.fork_error() or _fork_error
         for connection in connections:

@@ -58,7 +58,11 @@ class ChannelConfig:
         server_name: str | None = None,
         insecure: bool = False,
     ) -> None:
-        _check_target(target)
+        if re.match("(http|grpc)s?://", target):
+            raise ChannelConfigError("server", "must be HOST:PORT, without a scheme such as http://")
+        if not all(map(_has_port, split(target))):
+            form = "HOST:PORT, such as localhost:50051 or [::1]:50051, or several with commas"
+            raise ChannelConfigError("server", f"must be {form}, not {target!r}")
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None  # of each call
         self.options: list[tuple[str, str | int]] = [
@@ -114,16 +118,6 @@ def addresses(name: tuple[str, int], found: Iterable[tuple[Any, ...]]) -> list[s
         if len(hosts) > 1:
             return [form.format(host, name[1]) for host in hosts]
     return []
-
-
-def _check_target(target: str) -> None:
-    if re.match("(http|grpc)s?://", target):
-        raise ChannelConfigError("server", "must be HOST:PORT, without a scheme such as http://")
-    if not all(map(_has_port, split(target))):
-        raise ChannelConfigError(
-            "server",
-            f"must be HOST:PORT, such as localhost:50051 or [::1]:50051, or several with commas, not {target!r}",
-        )
 
 
 def _has_port(target: str) -> bool:
@@ -288,7 +282,8 @@ def _load_credentials(
         roots = _system_roots()
     if not cert or not key:
         return grpc.ssl_channel_credentials(roots)
-    chain, private = _read("cert", cert), _read("key", key)
+    chain = _read("cert", cert)
+    private = _read("key", key)
     if b"-----BEGIN CERTIFICATE-----" not in chain:
         raise ChannelConfigError("cert", f"{cert} has no certificate in PEM")
     if b"PRIVATE KEY-----" not in private:

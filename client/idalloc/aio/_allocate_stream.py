@@ -143,7 +143,8 @@ class AllocateStream:
 
     async def _read_answers(self, retries: Retries) -> None:
         """Open a stream, send the requests without an answer, and read answers until it breaks."""
-        client, pipeline = self._client, Pipeline()
+        client = self._client
+        pipeline = Pipeline()
         outbox: asyncio.Queue[Pending[Any] | None] = asyncio.Queue()
         slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._outbox = outbox

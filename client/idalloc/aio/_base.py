@@ -83,7 +83,6 @@ class BaseClient(_base.BaseClient):
                 return self._receive(call, reply, asked)
 
     async def _repeat(self, pending: Pending[T]) -> T:
-        """Make a repeatable call."""
         changed = asyncio.Event()
         attempts = Attempts(self, pending, changed.set)
         try:

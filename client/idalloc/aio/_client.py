@@ -89,7 +89,7 @@ class Client(BaseClient):
         self, sequence: str, total: int, chunk: int = 0, *, texts: bool = False, timeout: float | None = None
     ) -> AsyncIterator[Range]:
         """As ``idalloc.Client.stream_ranges``; an asynchronous iterator, for one task."""
-        return read_stream(self, calls.stream_ranges(sequence, total, chunk, texts, timeout))
+        return read_stream(self, calls.stream_ranges(sequence, total, chunk, texts=texts, timeout=timeout))
 
     def allocate_stream(self) -> AllocateStream:
         """As ``idalloc.Client.allocate_stream``; an asynchronous context manager."""
@@ -109,7 +109,8 @@ class Client(BaseClient):
         timeout: float | None = None,
     ) -> AsyncIterator[list[str]]:
         """As ``idalloc.Client.stream_doc_ids``; an asynchronous iterator, for one task."""
-        return read_stream(self, calls.stream_doc_ids(total, chunk, offset, increment, timeout))
+        stream = calls.stream_doc_ids(total, chunk, offset=offset, increment=increment, timeout=timeout)
+        return read_stream(self, stream)
 
     async def uuids(self, n: int = 1, version: int = 7) -> list[uuid.UUID]:
         """As ``idalloc.Client.uuids``."""

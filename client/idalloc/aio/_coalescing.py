@@ -103,7 +103,8 @@ class CallCoalescer:
         """Make calls until no waiter is left."""
         with suppress(ClientClosed):  # the client was closed: see _remove
             while queue.waiting:
-                queue.in_flight, queue.waiting = queue.waiting, {}
+                queue.in_flight = queue.waiting
+                queue.waiting = {}
                 batches = _batches(queue.in_flight, self._max_counts.get(sequence, MAX_RANGE_SIZE))
                 await asyncio.gather(*(self._allocate_batch(sequence, batch) for batch in batches))
 
@@ -157,9 +158,9 @@ def _split(allocated: Range, counts: Iterable[int]) -> Iterator[Range]:
     """Yield parts of a range. If its call created the sequence, the first part's did."""
     start = 0
     for count in counts:
-        first_id, last_id = allocated[start], allocated[start + count - 1]
+        last_id = allocated[start + count - 1]
         created = allocated.created and start == 0
-        yield replace(allocated, first_id=first_id, last_id=last_id, id_count=count, created=created)
+        yield replace(allocated, first_id=allocated[start], last_id=last_id, id_count=count, created=created)
         start += count
 
 

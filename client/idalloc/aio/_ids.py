@@ -28,7 +28,8 @@ class Ids(BaseIds, AsyncIterator[int]):
     async def _next_part(self) -> None:
         # Without a lock, because a signal handler may raise before `async with` releases it. Only
         # one task runs between two awaits.
-        client, refills = self._client, self._refills
+        client = self._client
+        refills = self._refills
         client._connection.stubs()  # raises if the client is closed
         deadline = time.monotonic() + self._timeout
         woken = asyncio.Event()

@@ -34,7 +34,8 @@ class SingleRequestStream(AllocateStream):
 
     async def call(self, call: Call[T]) -> T:
         """Make a call, with the result and the errors of a unary one."""
-        client, loop = self._client, asyncio.get_running_loop()
+        client = self._client
+        loop = asyncio.get_running_loop()
         # The metadata of a stream cannot carry the trace context of each call.
         is_traced = client._metadata() is not client._config.metadata
         if self._waiting or is_traced or loop.time() < self._paused_until:

@@ -21,7 +21,9 @@ async def read_stream(client: BaseClient, stream: Stream[T]) -> AsyncIterator[T]
         await client._find_servers()
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()
-            process, request, asked = process_marker(), stream.start_attempt(), client._now()
+            process = process_marker()
+            request = stream.start_attempt()
+            asked = client._now()
             call = stubs.rpc(request)(request, timeout=stream.time_left(), metadata=client._metadata())
             try:
                 with translate_rpc_errors(client.target):
