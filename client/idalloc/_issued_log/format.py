@@ -100,8 +100,9 @@ class BinaryEncoder:
         ids = response.range
         name = f"{request.sequence}{PERIOD_SEPARATOR}{response.period}" if response.period else request.sequence
         request_id = _request_id(request)
-        row = Row(
-            RECORD,
+        self._new = set()
+        return self._record(
+            name,
             flags=RISING if response.ordering == _ORDERING_RISING else 0,
             generation=response.generation,
             node=response.node_id,
@@ -112,8 +113,6 @@ class BinaryEncoder:
             answered=answered,
             request_id=request_id.bytes if request_id else bytes(16),
         )
-        self._new = set()
-        return self._record(name, row)
 
     def doc_ids(self, runs: "Iterable[pb.DocIdRun]", asked: int, answered: int) -> bytes:
         rows = []
@@ -121,25 +120,23 @@ class BinaryEncoder:
         for run in runs:
             shared = run.first_doc_id[:SHARED_LENGTH]
             serial = int(run.first_doc_id[SHARED_LENGTH:], 16) - SERIAL_OFFSET
-            row = Row(
-                RECORD, DOC_IDS, first=serial, step=run.step, id_count=run.id_count, asked=asked, answered=answered
-            )
-            rows.append(self._record(shared, row))
+            numbers = {"first": serial, "step": run.step, "id_count": run.id_count}
+            rows.append(self._record(shared, flags=DOC_IDS, **numbers, asked=asked, answered=answered))
         return b"".join(rows)
 
     def commit(self) -> None:
         """Remember that the last encoded record was written."""
         self._written |= self._new
 
-    def _record(self, name: str, row: Row) -> bytes:
+    def _record(self, name: str, **fields: Any) -> bytes:
         """Encode a record, after its name if the file lacks it."""
         number = self._numbers.setdefault(name, len(self._numbers))
-        record = _row(row._replace(name=number).pack())
+        row = _row(Row(RECORD, name=number, **fields).pack())
         if name in self._written or name in self._new:
-            return record
+            return row
         self._new.add(name)
         text = name.encode()
-        return _row(Row(NAME, name=number, id_count=len(text)).pack()) + _pad_rows(text) + record
+        return _row(Row(NAME, name=number, id_count=len(text)).pack()) + _pad_rows(text) + row
 
 
 class JsonLinesEncoder:
