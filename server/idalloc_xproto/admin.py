@@ -8,7 +8,7 @@ from idalloc_xproto import frames
 from idalloc_xproto.caller import Caller
 from idalloc_xproto.documents.like import like_pattern
 from idalloc_xproto.documents.protocol import Documents
-from idalloc_xproto.errors import XError, no_schema, not_supported, text_of, unknown_schema
+from idalloc_xproto.mysql_errors import XError, no_schema, not_supported, text_of, unknown_schema
 from idalloc_xproto.names import check_names
 from idalloc_xproto.operations import CREATE_COLLECTION, DROP_COLLECTION, LIST
 

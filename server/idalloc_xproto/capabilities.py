@@ -3,7 +3,7 @@
 from functools import cache
 
 from idalloc.xprotocol.v1 import connection_pb2, notice_pb2
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 
 # MySQL's limit of the names of connection attributes, in bytes.
 MAX_ATTRIBUTE_NAME = 32

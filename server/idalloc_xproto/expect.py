@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 
 from idalloc.xprotocol.v1 import expect_pb2
-from idalloc_xproto.errors import XError
 from idalloc_xproto.frames import CLIENT_MESSAGES
+from idalloc_xproto.mysql_errors import XError
 
 # Clients that probe for a feature never close the block, so a pool opens more and more of them.
 MAX_BLOCKS = 64

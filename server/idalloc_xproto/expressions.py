@@ -11,14 +11,13 @@ from typing import Any, TypeVar, cast
 
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_xproto.document_errors import as_xerrors
 from idalloc_xproto.documents import cost
 from idalloc_xproto.documents.cost import Budget
 from idalloc_xproto.documents.criteria import NULL, ArrayOf, Call, Field, Key, Node, NotJson, ObjectOf, Path, Value
 from idalloc_xproto.documents.errors import InvalidJson
 from idalloc_xproto.documents.evaluation import OPERATORS, Context, Run, is_constant, json_of
 from idalloc_xproto.documents.json_text import number_text, parse
-from idalloc_xproto.errors import XError, not_supported, text_of
+from idalloc_xproto.mysql_errors import XError, as_xerrors, not_supported, text_of
 
 _T = TypeVar("_T")
 

@@ -18,7 +18,7 @@ from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb
 from idalloc_server.notices.generated_ids import NOTICE as NOTICE
 from idalloc_server.notices.generated_ids import frame as frame
 from idalloc_server.notices.generated_ids import notice_frame
-from idalloc_xproto.errors import XError, parse_error
+from idalloc_xproto.mysql_errors import XError, parse_error
 from idalloc_xproto.pieces import pieces
 
 # The types of the messages that a client sends (Mysqlx.ClientMessages.Type) and that idalloc

@@ -18,7 +18,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, Refusal, Unauthenticated
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, ConnectionLimits, Listener
 from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
-from idalloc_xproto import document_errors, frames
+from idalloc_xproto import frames
 from idalloc_xproto.admin import Admin
 from idalloc_xproto.collections import Collections
 from idalloc_xproto.document_roles import may_see
@@ -26,9 +26,9 @@ from idalloc_xproto.documents.cost import steps_of_message
 from idalloc_xproto.documents.errors import DocumentsError
 from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.documents.side_thread import SideThread
-from idalloc_xproto.errors import XError, from_refusal, text_of, unknown_schema
 from idalloc_xproto.login import shown
 from idalloc_xproto.logins import Credential, Logins, Peer
+from idalloc_xproto.mysql_errors import XError, from_refusal, text_of, to_xerror, unknown_schema
 from idalloc_xproto.rights import SessionRights
 from idalloc_xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_xproto.sql import Sql
@@ -296,7 +296,7 @@ class _Connection:
             case Unauthenticated():
                 error = self._access_denied(self._credential.name if self._credential else "", failure)
             case DocumentsError():
-                error = document_errors.to_xerror(failure)
+                error = to_xerror(failure)
             case _:
                 error = from_refusal(failure)
         self._session.fail(error)

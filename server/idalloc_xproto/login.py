@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-from idalloc_xproto.errors import XError, text_of
+from idalloc_xproto.mysql_errors import XError, text_of
 
 SALT_BYTES = 20
 # The most failed logins of a connection; the last one ends it.

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 
 MAX_NAME = 64  # characters
 # MySQL calls a longer name incorrect, not too long. An error shows the beginning of a name.

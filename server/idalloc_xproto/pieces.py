@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from idalloc_xproto.documents.cost import MAX_ARGUMENTS, MAX_INSERTED_DOCUMENTS, MAX_ITEMS
-from idalloc_xproto.errors import XError, parse_error
+from idalloc_xproto.mysql_errors import XError, parse_error
 
 # The bytes of a piece: about five milliseconds of parsing.
 _PIECE = 64 * 1024

@@ -8,7 +8,7 @@ from typing import Any
 from idalloc_server.auth.sessions import Audit, Identity, Limits
 from idalloc_server.domain.errors import PermissionDenied, Refusal, StoreOutcomeUnknown
 from idalloc_xproto.document_roles import has_role, may_see
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from idalloc_xproto.operations import Operation
 
 

@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2, statement_pb2
 from idalloc_xproto import frames
 from idalloc_xproto.capabilities import Capabilities
-from idalloc_xproto.errors import XError
 from idalloc_xproto.expect import Expectations
 from idalloc_xproto.login import Credentials, Login, new_salt
+from idalloc_xproto.mysql_errors import XError
 
 # The largest message before the login, and after it of all messages but statements on collections.
 MAX_CONTROL_MESSAGE = 64 * 1024

@@ -8,7 +8,7 @@ from idalloc.xprotocol.v1 import notice_pb2
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, Refusal
 from idalloc_xproto import frames
-from idalloc_xproto.errors import XError, not_supported
+from idalloc_xproto.mysql_errors import XError, not_supported
 
 PREFIX = "mysqlx_document_id_unique_prefix"
 OFFSET, INCREMENT = "auto_increment_offset", "auto_increment_increment"

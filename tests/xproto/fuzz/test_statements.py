@@ -17,7 +17,7 @@ from idalloc_xproto import frames
 from idalloc_xproto.admin import Admin
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import DocumentsError
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from idalloc_xproto.session import Execute, LogIn, Session
 from idalloc_xproto.sql import Sql
 from idalloc_xproto.stores.sqlite import SqliteDocuments

@@ -8,7 +8,7 @@ import pytest
 from idalloc.xprotocol.v1 import crud_pb2
 from idalloc_xproto import frames
 from idalloc_xproto.documents.document import Document
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from idalloc_xproto.stores import cratedb as crate_documents
 from idalloc_xproto.stores.urls import open_documents
 from tests.support.cratedb.emulator import CrateEmulator, Fault

@@ -12,7 +12,7 @@ from idalloc_xproto.collections import Collections
 from idalloc_xproto.documents.cost import MAX_SIZE
 from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.documents.side_thread import SideThread
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from idalloc_xproto.operations import Operation
 from idalloc_xproto.rights import SessionRights
 

@@ -9,7 +9,7 @@ from idalloc.xprotocol.v1 import connection_pb2
 from idalloc_xproto import frames
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.json_text import dump
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from idalloc_xproto.stores.sqlite import SqliteDocuments
 from tests.xproto.support.caller import FakeCaller, reply_to
 from tests.xproto.support.mysql.x_frames import DOCUMENTS, Case, cases

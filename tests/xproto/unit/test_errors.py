@@ -12,7 +12,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_xproto.documents.protocol import Documents
-from idalloc_xproto.errors import from_refusal
+from idalloc_xproto.mysql_errors import from_refusal
 from tests.xproto.support.caller import FakeCaller, reply_to
 from tests.xproto.support.client import insert
 

@@ -5,7 +5,7 @@ from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expression_pb2, notice_pb2, statement_pb2
 from idalloc_xproto import frames
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from tests.xproto.support.mysql import recordings
 
 SERVER_MESSAGES: dict[int, type[Message]] = {

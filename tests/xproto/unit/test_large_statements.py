@@ -26,7 +26,7 @@ from idalloc_xproto.documents.json_text import Json
 from idalloc_xproto.documents.protocol import PAGE, Documents, Rewritten
 from idalloc_xproto.documents.selection import Selection
 from idalloc_xproto.documents.side_thread import SideThread
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from idalloc_xproto.stores import sqlite as sqlite_documents
 from idalloc_xproto.stores.sqlite import SqliteDocuments
 from tests.xproto.support import attacks as attacks

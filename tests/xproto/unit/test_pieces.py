@@ -9,7 +9,7 @@ from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_xproto import frames
 from idalloc_xproto import pieces as module
-from idalloc_xproto.errors import XError, parse_error
+from idalloc_xproto.mysql_errors import XError, parse_error
 from idalloc_xproto.pieces import _PIECE, pieces
 from tests.xproto.support.attacks import any_of, find, member, operator
 from tests.xproto.support.client import insert, literal

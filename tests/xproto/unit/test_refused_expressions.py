@@ -7,7 +7,7 @@ from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc_xproto.collections import Collections
 from idalloc_xproto.documents.cost import MAX_SIZE
 from idalloc_xproto.documents.side_thread import SideThread
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from tests.xproto.support.caller import FakeCaller
 from tests.xproto.support.client import literal
 from tests.xproto.unit.test_sql import Server

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2, statement_pb2
 from idalloc_xproto import frames
-from idalloc_xproto.errors import XError, parse_error
 from idalloc_xproto.expect import MAX_BLOCKS, field_exists
 from idalloc_xproto.login import new_salt
+from idalloc_xproto.mysql_errors import XError, parse_error
 from idalloc_xproto.session import (
     MAX_CONTROL_MESSAGE,
     MAX_MESSAGES_BEFORE_LOGIN,

@@ -8,7 +8,7 @@ import pytest
 from idalloc.xprotocol.v1 import connection_pb2, notice_pb2, statement_pb2
 from idalloc_xproto import frames
 from idalloc_xproto.admin import Admin
-from idalloc_xproto.errors import XError
+from idalloc_xproto.mysql_errors import XError
 from idalloc_xproto.sql import MAX_STATEMENT, Sql
 from idalloc_xproto.variables import Variables
 from tests.xproto.support.caller import AllRights

@@ -21,14 +21,13 @@ from idalloc.xprotocol.v1 import connection_pb2, statement_pb2
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_xproto.document_errors import as_xerrors
+from idalloc_xproto.collections import projection_of, selection_of
 from idalloc_xproto.documents.cost import Budget
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.json_text import Json, dump, key_of
 from idalloc_xproto.documents.selection import Chooser
-from idalloc_xproto.errors import XError
 from idalloc_xproto.expressions import Expressions
-from idalloc_xproto.selection import projection_of, selection_of
+from idalloc_xproto.mysql_errors import XError, as_xerrors
 from tests.xproto.support.client import Reply, XClient, insert
 from tests.xproto.support.mysql import server
 from tests.xproto.support.mysql.criteria import OPERATORS, SCHEMA, Case, cases, collections
