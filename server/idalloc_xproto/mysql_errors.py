@@ -88,12 +88,6 @@ _TEXTS: dict[type[errors.DocumentsError], tuple[int, str, str]] = {
     errors.Busy: (1205, "Lock wait timeout exceeded; try restarting transaction", "HY000"),
     errors.WriteConflict: (1213, "Deadlock found when trying to get lock; try restarting transaction", "40001"),
     errors.InvalidEscape: (1210, "Incorrect arguments to ESCAPE", "HY000"),
-    errors.NoJsonToLookFor: (
-        3146,
-        "Invalid data type for JSON data in argument 2 to function json_contains;"
-        " a JSON string or JSON type is required.",
-        "22032",
-    ),
     errors.NoNumberInJson: (3156, "Invalid JSON value for CAST to DOUBLE from column json_extract at row 1", "22018"),
     errors.NumberTooLarge: (
         3155,

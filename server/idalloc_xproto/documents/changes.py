@@ -69,7 +69,8 @@ def apply_changes(text: str, changes: Sequence[Change], budget: Budget) -> str:
 
 
 def _set(document: Json, path: Path, value: Json) -> None:
-    parent, last = find(document, path[:-1]), path[-1]
+    parent = find(document, path[:-1])
+    last = path[-1]
     if isinstance(last, str):
         if isinstance(parent, dict):
             parent[last] = value
@@ -80,7 +81,8 @@ def _set(document: Json, path: Path, value: Json) -> None:
 
 
 def _remove(document: Json, path: Path) -> None:
-    parent, last = find(document, path[:-1]), path[-1]
+    parent = find(document, path[:-1])
+    last = path[-1]
     if isinstance(last, str):
         if isinstance(parent, dict):
             parent.pop(last, None)

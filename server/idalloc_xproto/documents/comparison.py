@@ -53,7 +53,7 @@ def rule_of(types: set[Type], is_strict: bool) -> Rule:
 
 
 def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
-    """Compare two JSON values; values of different types are ordered by type.
+    """Compare two JSON values; values of different types are ordered by type, objects by length.
 
     ``check`` is called before each array and object.
     """
@@ -62,7 +62,12 @@ def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
         return rank - other_rank
     if rank == _OBJECT:
         check()
-        return _compare_objects(left, right, check)
+        if difference := len(left) - len(right):
+            return difference
+        for (_, one), (_, other) in zip(sorted_keys(left), sorted_keys(right), strict=True):
+            if difference := _compare(one, other) or compare_json(left[one], right[other], check):
+                return difference
+        return 0
     if rank == _ARRAY:
         check()
         for one, other in zip(left, right, strict=False):
@@ -92,7 +97,9 @@ def contains(target: Any, candidate: Any, check: Check = no_check) -> bool:
     return compare_json(target, candidate, check) == 0
 
 
-_NUMBER, _OBJECT, _ARRAY = 1, 3, 4
+_NUMBER = 1
+_OBJECT = 3
+_ARRAY = 4
 _RANKS: dict[type, int] = {
     type(None): 0,
     int: _NUMBER,
@@ -126,16 +133,6 @@ def _compare_padded(left: str, right: str) -> int:
         return 0
     length = max(len(left), len(right))
     return _compare(left.ljust(length), right.ljust(length))
-
-
-def _compare_objects(left: dict[str, Any], right: dict[str, Any], check: Check) -> int:
-    """Compare objects: by length, then member by member."""
-    if difference := len(left) - len(right):
-        return difference
-    for (_, one), (_, other) in zip(sorted_keys(left), sorted_keys(right), strict=True):
-        if difference := _compare(one, other) or compare_json(left[one], right[other], check):
-            return difference
-    return 0
 
 
 JSON_RULE = Rule(AS_JSON, compare_json)

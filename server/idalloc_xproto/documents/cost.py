@@ -223,7 +223,8 @@ def _size(value: Any, most: int, item: int = 0) -> int:
 
     Counting stops above ``most``. ``item`` is added for each value inside.
     """
-    size, waiting = 0, [value]
+    size = 0
+    waiting = [value]
     while waiting and size <= most:
         each = waiting.pop()
         size += item

@@ -1,8 +1,15 @@
 """Errors of statements on documents."""
 
+from typing import ClassVar
+
 
 class DocumentsError(Exception):
     """A statement on documents failed, and nothing of it was applied."""
+
+    default_text: ClassVar[str] = ""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text or self.default_text)
 
 
 class UnknownSchema(DocumentsError):
@@ -55,13 +62,6 @@ class InvalidLiteral(InvalidJson):
     """A JSON text of a criterion is not JSON."""
 
 
-class NoJsonToLookFor(DocumentsError):
-    """The left operand of ``in`` with an array is a condition, not a JSON value."""
-
-    def __init__(self) -> None:
-        super().__init__("a JSON string or JSON type is required")
-
-
 class NotANumber(DocumentsError):
     """A statement that writes compares a text as a number, and the text is not one."""
 
@@ -73,22 +73,19 @@ class NotANumber(DocumentsError):
 class NoNumberInJson(DocumentsError):
     """A statement that writes compares a JSON value as a number, and the value is not one."""
 
-    def __init__(self) -> None:
-        super().__init__("a JSON value is not a number")
+    default_text = "a JSON value is not a number"
 
 
 class NumberTooLarge(DocumentsError):
     """A statement that writes compares a JSON text as a number that does not fit in a double."""
 
-    def __init__(self) -> None:
-        super().__init__("the number in a JSON text is too large")
+    default_text = "the number in a JSON text is too large"
 
 
 class TooDeep(DocumentsError):
     """A document is nested deeper than ``MAX_DEPTH``."""
 
-    def __init__(self) -> None:
-        super().__init__("The JSON document exceeds the maximum depth.")
+    default_text = "The JSON document exceeds the maximum depth."
 
 
 class NotADocument(DocumentsError):
@@ -117,8 +114,7 @@ class NotServed(DocumentsError):
 class InvalidEscape(DocumentsError):
     """The escape of LIKE is not a constant of at most one character."""
 
-    def __init__(self) -> None:
-        super().__init__("Incorrect arguments to ESCAPE")
+    default_text = "Incorrect arguments to ESCAPE"
 
 
 class PatternTooComplex(DocumentsError):
@@ -136,15 +132,13 @@ class TooMuchWork(DocumentsError):
 class TookTooLong(DocumentsError):
     """A statement ran for longer than ``MAX_SECONDS``."""
 
-    def __init__(self) -> None:
-        super().__init__("the statement took too long")
+    default_text = "the statement took too long"
 
 
 class CallerLeft(DocumentsError):
     """The caller of a statement left before its end."""
 
-    def __init__(self) -> None:
-        super().__init__("the client has left")
+    default_text = "the client has left"
 
 
 class ArgumentsTooLarge(DocumentsError):

@@ -172,7 +172,8 @@ def _unquoted(node: Node, context: Context) -> Expression:
     """Compile a node; a field is compiled to its text, as with JSON_UNQUOTE."""
     if not isinstance(node, Field) or not node.path:
         return compile_node(node, context)
-    read, check = _reader(node), context.check
+    read = _reader(node)
+    check = context.check
 
     def run(document: Json) -> Any:
         value = read(document)
@@ -232,7 +233,9 @@ def _difference(left: Expression, right: Expression, holds: Callable[[int], bool
         raise NotServed("comparison with a condition that has no field")
     has_null = Type.NULL in (left.type, right.type)
     rule = JSON_RULE if has_null or Type.JSON in types else rule_of(types, context.is_strict)
-    one, other, difference = _converted(left, rule.converters), _converted(right, rule.converters), rule.difference
+    one = _converted(left, rule.converters)
+    other = _converted(right, rule.converters)
+    difference = rule.difference
     if rule is JSON_RULE:
         difference = partial(compare_json, check=context.check)
 
@@ -383,7 +386,8 @@ def _in_sequence(tested: Expression, items: Sequence[Expression], rules: Mapping
     def run(document: Json) -> Any:
         known: Any = False
         for read, other, difference in each_one:
-            value, that = read(document), other(document)
+            value = read(document)
+            that = other(document)
             if value is NULL or that is NULL:
                 known = NULL
             elif difference(value, that) == 0:
@@ -431,7 +435,9 @@ def _group(tested: Expression, rule: Rule, items: Sequence[Expression]) -> Run:
 
     Its time does not grow with the number of constant items.
     """
-    read, key, difference = _converted(tested, rule.converters), rule.key, rule.difference
+    read = _converted(tested, rule.converters)
+    key = rule.key
+    difference = rule.difference
     runs = [_converted(item, rule.converters) for item in items if key is None or not item.is_constant]
     constants = [_converted(item, rule.converters)(None) for item in items if key and item.is_constant]
     keys = frozenset() if key is None else frozenset(key(each) for each in constants if each is not NULL)
@@ -459,9 +465,8 @@ def _in_one(first: Node, other: Node, holds: Callable[[int], bool], context: Con
         return _compare(first, other, holds, context, unquote=True)
     if isinstance(first, Key):
         raise NotServed("in with an array and the column _id")
-    items, value = compile_node(other, context.hidden).run, compile_node(first, context.hidden).run
-    if isinstance(first, Value):
-        value = json_of(first, context)
+    items = compile_node(other, context.hidden).run
+    value = json_of(first, context) if isinstance(first, Value) else compile_node(first, context.hidden).run
 
     def run(document: Json) -> Any:
         candidate = value(document)
@@ -487,7 +492,8 @@ def _between(operands: Sequence[Node], context: Context) -> Run:
         value = tested(document)
         if value is NULL:
             return NULL
-        least, most = low(document), high(document)
+        least = low(document)
+        most = high(document)
         if (least is not NULL and difference(value, least) < 0) or (most is not NULL and difference(value, most) > 0):
             return False
         return NULL if least is NULL or most is NULL else True

@@ -21,11 +21,14 @@ MAX_KEY_BYTES = 32
 # The most values of a document, and arrays and objects among them. Each takes up to 200 bytes of
 # memory. Nothing else in the process runs while the parser does, which takes half a millisecond for
 # a thousand arrays.
-MAX_VALUES, MAX_CONTAINERS = 250_000, 50_000
+MAX_VALUES = 250_000
+MAX_CONTAINERS = 50_000
 
-_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
+_MIN_INTEGER = -(2**63)
+_MAX_INTEGER = 2**64 - 1
 _LONGEST_INTEGER = 20  # characters
-_WHOLE_BELOW, _PLAIN_FROM = 1e15, 1e-15
+_WHOLE_BELOW = 1e15
+_PLAIN_FROM = 1e-15
 _INFINITY = float("inf")
 
 _SCALAR = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?', re.DOTALL)
@@ -59,7 +62,11 @@ def parse(text: str) -> Json:
         TooManyValues: It has more than ``MAX_VALUES`` values, or ``MAX_CONTAINERS`` arrays and
             objects.
     """
-    _check_values(text)
+    # Its strings are removed only if it seems to have too many with them, which is rare.
+    if len(text) > MAX_CONTAINERS and _has_too_many(text) and _has_too_many(bare := _STRING.sub("", text)):
+        if "[" * (MAX_DEPTH + 1) in bare or "{:" * (MAX_DEPTH + 1) in bare:
+            raise TooDeep
+        raise TooManyValues(f"a document has at most {MAX_VALUES} values, with {MAX_CONTAINERS} arrays and objects")
     try:
         value: Json = _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -138,14 +145,6 @@ def check_depth(value: Json) -> None:
         if not level:
             return
     raise TooDeep
-
-
-def _check_values(text: str) -> None:
-    # Its strings are removed only if it seems to have too many with them, which is rare.
-    if len(text) > MAX_CONTAINERS and _has_too_many(text) and _has_too_many(bare := _STRING.sub("", text)):
-        if "[" * (MAX_DEPTH + 1) in bare or "{:" * (MAX_DEPTH + 1) in bare:
-            raise TooDeep
-        raise TooManyValues(f"a document has at most {MAX_VALUES} values, with {MAX_CONTAINERS} arrays and objects")
 
 
 def _has_too_many(text: str) -> bool:

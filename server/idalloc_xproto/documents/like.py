@@ -8,7 +8,8 @@ from idalloc_xproto.documents.errors import PatternTooComplex
 
 # The most texts, and characters in them, around the `_` between two `%`: the matcher may compare
 # all of them at each place of a text.
-MAX_TEXTS, MAX_CHARACTERS = 16, 256
+MAX_TEXTS = 16
+MAX_CHARACTERS = 256
 
 _SHORT = 256  # characters of a pattern
 
@@ -61,7 +62,8 @@ def _matcher(pattern: str, escape: str) -> Callable[[str], bool]:
         raise PatternTooComplex(MAX_TEXTS, MAX_CHARACTERS)
 
     def matches(text: str) -> bool:
-        at, end = head.length, len(text) - tail.length
+        at = head.length
+        end = len(text) - tail.length
         if end < at or not head.is_at(text, 0) or not tail.is_at(text, end):
             return False
         for part in middle:
@@ -74,11 +76,14 @@ def _matcher(pattern: str, escape: str) -> Callable[[str], bool]:
 
 
 # A long pattern is kept for the next document only.
-_of_short, _of_long = lru_cache(64)(_matcher), lru_cache(1)(_matcher)
+_of_short = lru_cache(64)(_matcher)
+_of_long = lru_cache(1)(_matcher)
 
 
 def _parts(pattern: str, escape: str) -> Iterator[_Part]:
-    length, texts, text = 0, list[tuple[int, str]](), list[str]()
+    length = 0
+    texts: list[tuple[int, str]] = []
+    text: list[str] = []
 
     def end_text() -> None:
         if text:
@@ -92,7 +97,8 @@ def _parts(pattern: str, escape: str) -> Iterator[_Part]:
         elif character == "%":
             end_text()
             yield _Part(length, tuple(texts))
-            length, texts = 0, []
+            length = 0
+            texts = []
             continue
         elif character == "_":
             end_text()

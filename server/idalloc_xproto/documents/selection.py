@@ -88,8 +88,9 @@ class Chooser:
             DocumentsError: The budget of the statement is spent.
         """
         selection = self._selection
-        predicate, sort_keys = selection.predicate, selection.sort_keys
-        limit, offset = selection.limit, selection.offset
+        predicate = selection.predicate
+        sort_keys = selection.sort_keys
+        last = None if selection.limit is None else selection.offset + selection.limit
         for document in page:
             if self.is_done:
                 return
@@ -105,16 +106,17 @@ class Chooser:
                 self._to_sort.append((keys, document))
                 continue
             self._seen += 1
-            if self._seen > offset:
-                self.is_done = limit is not None and self._seen == offset + limit
+            if self._seen > selection.offset:
+                self.is_done = self._seen == last
                 yield document
 
     def sorted(self) -> Sequence[Document]:
         """Return the chosen documents in order, after the last page; none without an order."""
-        for index, (_, descending) in reversed(list(enumerate(self._selection.order))):
+        selection = self._selection
+        for index, (_, descending) in reversed(list(enumerate(selection.order))):
             self._to_sort.sort(key=lambda each, index=index: each[0][index], reverse=descending)  # type: ignore[misc]
-        limit, offset = self._selection.limit, self._selection.offset
-        return [document for _, document in self._to_sort[offset : None if limit is None else offset + limit]]
+        last = None if selection.limit is None else selection.offset + selection.limit
+        return [document for _, document in self._to_sort[selection.offset : last]]
 
 
 async def chosen_keys(
@@ -136,7 +138,8 @@ async def chosen_keys(
     Raises:
         TooManyToChange: There are more than ``most``.
     """
-    chooser, after = Chooser(selection), None
+    chooser = Chooser(selection)
+    after = None
     chosen: list[str] = []
 
     def add(documents: Iterable[Document]) -> None:
