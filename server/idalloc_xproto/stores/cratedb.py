@@ -250,7 +250,12 @@ class CrateDocuments:
 
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
         if upsert:
-            return await self._upsert_all(schema, name, documents)
+            table = await self._find(schema, name)
+            replaced: list[bool | None] = []
+            with _unknown_after(lambda: len(replaced) - replaced.count(False)):
+                for document in documents:
+                    replaced.append(await self._upsert(table, document))  # noqa: PERF401 - those before a failure count
+            return Inserted(replaced.count(None), replaced.count(True))
         if len(documents) == 1 and len(documents[0].text) <= MAX_JOINED_TEXT:
             return await self._join(schema, name, documents[0])
         return await self._insert_all(schema, name, documents)
@@ -296,14 +301,6 @@ class CrateDocuments:
 
         return [outcome(add) for add in adds]
 
-    async def _upsert_all(self, schema: str, name: str, documents: Sequence[Document]) -> Inserted:
-        table = await self._find(schema, name)
-        replaced: list[bool | None] = []
-        with _unknown_after(lambda: len(replaced) - replaced.count(False)):
-            for document in documents:
-                replaced.append(await self._upsert(table, document))  # noqa: PERF401 - those before a failure count
-        return Inserted(replaced.count(None), replaced.count(True))
-
     @_within_timeout
     async def _insert_all(self, schema: str, name: str, documents: Sequence[Document]) -> Inserted:
         table = await self._find(schema, name)
@@ -340,7 +337,8 @@ class CrateDocuments:
         done: list[bool | None] = []
         with _unknown_after(lambda: done.count(True)):
             for start in range(0, len(keys), PAGE):
-                part, after = sorted(keys[start : start + PAGE]), None
+                part = sorted(keys[start : start + PAGE])
+                after = None
                 while rows := await self._page(table, after, part):
                     for row in rows:
                         done.append(await self._rewrite(table, row, selection, change))  # noqa: PERF401 - as above
@@ -372,7 +370,9 @@ class CrateDocuments:
         keys, texts = zip(*documents, strict=True)
         own = dict(zip(keys, batches, strict=True))
         loop = asyncio.get_running_loop()
-        rows, begun, sent = None, loop.time(), 0
+        begun = loop.time()
+        rows = None
+        sent = 0
         with _unknown_after(lambda: sent > 1):
             while rows is None:
                 sent += 1
@@ -411,7 +411,8 @@ class CrateDocuments:
     ) -> None:
         """Delete rows of a refused batch, unless others changed them."""
         delete = f"DELETE FROM {table} WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
-        ours, left = set(documents), list(rows)
+        ours = set(documents)
+        left = list(rows)
         for _ in range(_ATTEMPTS):
             if not left or await self._http.write_each(delete, left) == len(left):
                 return

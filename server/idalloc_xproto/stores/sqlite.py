@@ -180,7 +180,7 @@ def _busy() -> Iterator[None]:
 
 
 def _create_tables(db: sqlite3.Connection, path: Path) -> None:
-    create_own_tables(db, path, DOCUMENTS_ID, _TABLES, "move it away")
+    create_own_tables(db, path, DOCUMENTS_ID, _TABLES, next_step="move it away")
 
 
 def _check_schema(db: sqlite3.Connection, schema: str) -> None:
@@ -236,7 +236,9 @@ def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> It
 
     Those of the next page are read after the yielded ones were changed.
     """
-    chooser, keys, after = Chooser(selection), selection.keys, None
+    chooser = Chooser(selection)
+    keys = selection.keys
+    after = None
     while not chooser.is_done:
         found = _documents_after(db, collection, after) if keys is None else _by_key(db, collection, keys)
         page = _page(found)
