@@ -54,11 +54,17 @@ class Admin:
             case "list_objects":
                 return [*await self._list(values, caller), frames.DONE_EXECUTING]
             case "enable_notices" | "disable_notices":
-                _check_notices(command, values)
+                array = values["notice"]
+                for each in array.array.value if array.type == notice_pb2.ANY_TYPE_ARRAY else [array]:
+                    name = _text({"notice": each}, "notice")
+                    if name != "warnings":
+                        text = "Cannot disable notice" if command == "disable_notices" else "Invalid notice name"
+                        raise XError(5163, f"{text} {name}")
         return [frames.DONE_EXECUTING]
 
     async def _create(self, command: str, values: Mapping[str, notice_pb2.Any], caller: Caller) -> None:
-        schema, name = _text(values, "schema"), _text(values, "name")
+        schema = _text(values, "schema")
+        name = _text(values, "name")
         if not schema:
             raise XError(5112, "Invalid schema")
         if not name:
@@ -74,7 +80,8 @@ class Admin:
                 raise XError(1050, f"Table '{name}' already exists", "42S01")
 
     async def _drop(self, values: Mapping[str, notice_pb2.Any], caller: Caller) -> None:
-        schema, name = _text(values, "schema"), _text(values, "name")
+        schema = _text(values, "schema")
+        name = _text(values, "name")
         if not name:
             raise XError(5113, "Invalid collection name")
         check_names(schema, name)
@@ -147,13 +154,3 @@ def _check_options(options: notice_pb2.Any | None) -> bool:
         else:
             raise XError(5021, f"'{field.key}' is not a valid field for create_collection command")
     return reuses
-
-
-def _check_notices(command: str, values: Mapping[str, notice_pb2.Any]) -> None:
-    array = values["notice"]
-    names = array.array.value if array.type == notice_pb2.ANY_TYPE_ARRAY else [array]
-    for each in names:
-        name = _text({"notice": each}, "notice")
-        if name != "warnings":
-            text = "Cannot disable notice" if command == "disable_notices" else "Invalid notice name"
-            raise XError(5163, f"{text} {name}")

@@ -29,9 +29,11 @@ class Capabilities:
         Raises:
             XError: A capability is unknown, or cannot have the value.
         """
-        flags, starts_tls = dict(self._flags), False
+        flags = dict(self._flags)
+        starts_tls = False
         for capability in message.capabilities.capabilities:
-            name, value = capability.name, capability.value
+            name = capability.name
+            value = capability.value
             if name == "tls":
                 if not self._has_tls or self.is_secure or starts_tls or not _is_true(value):
                     raise _not_prepared(name)

@@ -32,7 +32,9 @@ from idalloc_xproto.operations import ADD, FIND, MODIFY, REMOVE, REPLACE
 
 _MAX_UNSIGNED = 2**64 - 1
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
-_TEXT, _JSON = 0, 2  # content types of octets
+# Content types of octets.
+_TEXT = 0
+_JSON = 2
 # What a document without an ``_id`` has until its id is generated. It is longer than an ``_id``,
 # and no client knows it.
 _MARK = secrets.token_hex()
@@ -85,7 +87,7 @@ class Collections:
         steps = cost.steps_of_message(message.ByteSize())
         with as_xerrors:
             try:
-                documents = await self.thread.run(steps, _rows, message, expressions, name)
+                documents = await self.thread.run(steps, _rows, message, expressions, collection=name)
             except (XError, errors.DocumentsError):
                 await self.documents.check(schema, name)  # its error takes precedence
                 raise
@@ -125,25 +127,24 @@ class Collections:
         schema, name = _collection(message, caller)
         caller.rights.require(FIND, schema, name)
         if message.HasField("locking_options") and not message.HasField("locking"):
-            text = 'Invalid "find" message, "locking" field is required when "locking_options" is set.'
-            raise XError(5169, text)
+            raise XError(5169, 'Invalid "find" message, "locking" field is required when "locking_options" is set.')
         if message.grouping or message.HasField("grouping_criteria"):
             raise not_supported("grouping")
-        budget = self._budget(caller)
-        expressions = Expressions(message.args, schema, budget)
+        expressions = Expressions(message.args, schema, self._budget(caller))
         steps = cost.steps_of_message(message.ByteSize())
         with as_xerrors:
             projection = await self.thread.run(steps, projection_of, message.projection, expressions)
-            selection = await self.thread.run(steps, selection_of, message, expressions, budget)
+            selection = await self.thread.run(steps, selection_of, message, expressions)
             await self.documents.check(schema, name)
             await caller.send(_document_column(schema, name, projected=projection is not None))
-            async for text in self._found(schema, name, selection, projection, expressions.parts):
+            texts = self._found(schema, name, selection, projection=projection, of_projection=expressions.parts)
+            async for text in texts:
                 await caller.send(frames.row([frames.text_field(text)]))
         await caller.send(frames.DONE_FETCHING)
         await caller.send(frames.DONE_EXECUTING)
 
     async def _found(
-        self, schema: str, name: str, selection: Selection, projection: Run | None, of_projection: int
+        self, schema: str, name: str, selection: Selection, *, projection: Run | None, of_projection: int
     ) -> AsyncIterator[str]:
         """Yield what a find returns of each chosen document.
 
@@ -159,7 +160,8 @@ class Collections:
                     budget.count_read(document, of_projection)
                     yield budget.row_text(projection(load(document.text)))
 
-        chooser, after = Chooser(selection), None
+        chooser = Chooser(selection)
+        after = None
         while not chooser.is_done and (page := await self.documents.page(schema, name, after, selection.keys)):
             budget.check()
             steps = cost.steps_of_parts(page, selection.parts + of_projection)
@@ -186,10 +188,9 @@ class Collections:
         with caller.rights.audited(MODIFY, schema, name) as record, as_xerrors:
             values = Expressions(message.args, schema, budget, in_update=True)
             changes = await self.thread.run(steps, _changes, message, values)
-            selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
-            done = await self.documents.rewrite(
-                schema, name, selection, lambda text: apply_changes(text, changes, budget)
-            )
+            selection = await self.thread.run(steps, selection_of, message, expressions, may_skip=False)
+            change = partial(apply_changes, changes=changes, budget=budget)
+            done = await self.documents.rewrite(schema, name, selection, change)
             record["changed"] = done.changed
         text = f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0"
         await caller.send(frames.produced_message(text))
@@ -198,11 +199,10 @@ class Collections:
 
     async def _delete(self, message: crud.Delete, caller: Caller) -> None:
         schema, name = _collection(message, caller)
-        budget = self._budget(caller)
-        expressions = Expressions(message.args, schema, budget)
+        expressions = Expressions(message.args, schema, self._budget(caller))
         steps = cost.steps_of_message(message.ByteSize())
         with caller.rights.audited(REMOVE, schema, name) as record, as_xerrors:
-            selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
+            selection = await self.thread.run(steps, selection_of, message, expressions, may_skip=False)
             done = await self.documents.rewrite(schema, name, selection, lambda _: None)
             record["changed"] = done.changed
         await caller.send(frames.rows_affected(done.changed))
@@ -216,7 +216,8 @@ def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, ca
     """Return the schema and the name of a statement's collection."""
     if message.data_model == crud.DATA_MODEL_TABLE:
         raise not_supported("tables")
-    schema, name = message.collection.schema or caller.schema, message.collection.name
+    schema = message.collection.schema or caller.schema
+    name = message.collection.name
     if not name:
         raise XError(5113, "Invalid name of table/collection")
     if not schema:
@@ -377,7 +378,8 @@ def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change
     if any(item.type not in without_wildcards for item in items):
         text = "In this situation, path expressions may not contain the * and ** tokens or an array range."
         raise XError(3149, text, "42000")
-    kind, path = _KINDS[operation.operation], document_path(items)
+    kind = _KINDS[operation.operation]
+    path = document_path(items)
     if kind is Kind.REMOVE:
         if not path:
             raise XError(3153, "The path expression '$' is not allowed in this context.", "42000")
@@ -395,7 +397,7 @@ def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change
 
 
 def selection_of(
-    message: crud.Find | crud.Update | crud.Delete, expressions: Expressions, budget: Budget, *, may_skip: bool = True
+    message: crud.Find | crud.Update | crud.Delete, expressions: Expressions, *, may_skip: bool = True
 ) -> Selection:
     """Return which documents a statement selects.
 
@@ -407,7 +409,8 @@ def selection_of(
         raise XError(5012, "Invalid parameter: non-zero offset value is not allowed for this operation")
     criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
     order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
-    selection = Selection(criteria, order, limit, offset, budget, is_strict=not isinstance(message, crud.Find))
+    is_strict = not isinstance(message, crud.Find)
+    selection = Selection(criteria, order, limit, offset, budget=expressions.budget, is_strict=is_strict)
     # These are compiled now, since this may run in the side thread, and so that a statement fails
     # before a document is read.
     with as_xerrors:
@@ -454,8 +457,7 @@ def _check_order(node: Node, expression: expr.Expr, *, is_projected: bool) -> No
 def _limit(message: crud.Find | crud.Update | crud.Delete, expressions: Expressions) -> tuple[int | None, int]:
     if message.HasField("limit_expr"):
         if message.HasField("limit"):
-            text = "Invalid message, one of 'limit' and 'limit_expr' fields is allowed. Received both"
-            raise XError(5000, text)
+            raise XError(5000, "Invalid message, one of 'limit' and 'limit_expr' fields is allowed. Received both")
         given = message.limit_expr
         offset = _limit_number(given.offset, expressions) if given.HasField("offset") else 0
         return _limit_number(given.row_count, expressions), offset
@@ -469,8 +471,7 @@ def _limit_number(expression: expr.Expr, expressions: Expressions) -> int:
     if scalar.type == pb.SCALAR_TYPE_V_UINT:
         return scalar.v_unsigned_int & _MAX_UNSIGNED
     if scalar.type != pb.SCALAR_TYPE_V_SINT:
-        text = f"Invalid scalar type used in limit field: {scalar.type}, expected types UINT, SINT"
-        raise XError(5012, text)
+        raise XError(5012, f"Invalid scalar type used in limit field: {scalar.type}, expected types UINT, SINT")
     if scalar.v_signed_int < 0:
         raise XError(1690, f"BIGINT UNSIGNED value is out of range in '{scalar.v_signed_int}'", "22003")
     return scalar.v_signed_int

@@ -23,7 +23,9 @@ def may_see(identity: Identity, schema: str, collection: str = "") -> bool:
     """Return whether an identity has any role on a collection, or on a schema or anything in it."""
     if collection:
         return any(_cover(identity.roles[role], schema, collection) for role in ROLES)
-    return any(_reach(identity.roles[role], schema) for role in ROLES)
+    if _DOT in schema:
+        return any(identity.roles[role].any_name for role in ROLES)
+    return any(_of_schemas(identity.roles[role]).match(schema) for role in ROLES)
 
 
 def _cover(patterns: Patterns, schema: str, collection: str) -> bool:
@@ -32,15 +34,9 @@ def _cover(patterns: Patterns, schema: str, collection: str) -> bool:
     return patterns.match(f"{schema}{_DOT}{collection}" if collection else schema)
 
 
-def _reach(patterns: Patterns, schema: str) -> bool:
-    """Return whether patterns cover a schema, or could cover a collection of it."""
-    if _DOT in schema:
-        return patterns.any_name
-    return _of_schemas(patterns).match(schema)
-
-
 @lru_cache(1_000)
 def _of_schemas(patterns: Patterns) -> Patterns:
+    """Return the patterns of schemas that patterns cover, or of which they could cover a part."""
     return Patterns(found for pattern in patterns.patterns if (found := _of_schema(pattern)) is not None)
 
 

@@ -16,7 +16,9 @@ MAX_BLOCKS = 64
 
 _PATH = re.compile(r"[1-9][0-9]{0,8}(\.[1-9][0-9]{0,8}){0,20}\.?")
 
-_NO_ERROR, _FIELD_EXIST, _DOCID_GENERATED = 1, 2, 3
+_NO_ERROR = 1
+_FIELD_EXIST = 2
+_DOCID_GENERATED = 3
 
 
 @dataclass(eq=False)
@@ -80,7 +82,8 @@ class Expectations:
 
 
 def _apply(block: _Block, condition: expect_pb2.ExpectCondition) -> None:
-    key, value = condition.condition_key & 0xFFFFFFFF, condition.condition_value.decode("utf-8", "replace")
+    key = condition.condition_key & 0xFFFFFFFF
+    value = condition.condition_value.decode("utf-8", "replace")
     if condition.op == expect_pb2.EXPECT_OPERATION_UNSET:
         if key == _NO_ERROR:
             block.no_error = False

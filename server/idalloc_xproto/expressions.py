@@ -21,7 +21,8 @@ from idalloc_xproto.mysql_errors import XError, as_xerrors, not_supported, text_
 
 _T = TypeVar("_T")
 
-_MAX_UNSIGNED, _SIGNED = 2**64 - 1, 2**63
+_MAX_UNSIGNED = 2**64 - 1
+_SIGNED = 2**63
 _MAX_INDEX = 2**32 - 1
 _MAX_PATH_LENGTH = 100
 _FLOAT_DIGITS = 6
@@ -47,7 +48,8 @@ _REFUSED = frozenset(f"{_REFUSED_NAMES} {_REFUSED_SIGNS}".split())
 
 _AGGREGATES = frozenset({"avg", "count", "max", "min", "sum"})
 
-_GEOMETRY, _JSON = 1, 2
+_GEOMETRY = 1
+_JSON = 2
 _MAX_CONTENT_TYPE = 3
 
 

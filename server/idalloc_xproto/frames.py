@@ -40,14 +40,23 @@ CLIENT_MESSAGES: dict[int, type[Message]] = {
     25: expect_pb2.ExpectClose,
 }
 # The types of the messages that the server sends (Mysqlx.ServerMessages.Type).
-OK, ERROR, CAPABILITIES, AUTHENTICATE_CONTINUE, AUTHENTICATE_OK = 0, 1, 2, 3, 4
-COLUMN_META_DATA, ROW, FETCH_DONE, STMT_EXECUTE_OK = 12, 13, 14, 17
+OK = 0
+ERROR = 1
+CAPABILITIES = 2
+AUTHENTICATE_CONTINUE = 3
+AUTHENTICATE_OK = 4
+COLUMN_META_DATA = 12
+ROW = 13
+FETCH_DONE = 14
+STMT_EXECUTE_OK = 17
 
 # The bytes of the length and the type.
 HEAD = 5
 
 # MySQL's numbers of collations, its flag of a column without NULL, and its content type of JSON.
-BINARY, UTF8MB4_BIN, UTF8MB4 = 63, 46, 255
+BINARY = 63
+UTF8MB4_BIN = 46
+UTF8MB4 = 255
 NOT_NULL = 16
 JSON = 2
 
@@ -99,10 +108,10 @@ def parse(kind: int, payload: bytes) -> Message | None:
         return None
     descriptor = cls.DESCRIPTOR
     missing: Sequence[str] = _REQUIRED.get(descriptor.name, ())
-    message, strict_cls = cls(), _STRICT_MESSAGES[kind]
+    message = cls()
     try:
         for piece in pieces(descriptor, payload):
-            strict = strict_cls.FromString(piece)
+            strict = _STRICT_MESSAGES[kind].FromString(piece)
             missing = [name for name in missing if not strict.HasField(name)]
             strict.DiscardUnknownFields()
             message.MergeFromString(strict.SerializeToString())
@@ -205,7 +214,8 @@ class FrameReader:
         end = HEAD - 1 + length
         if len(buffer) < end:
             return None
-        kind, payload = buffer[4], bytes(buffer[HEAD:end])
+        kind = buffer[4]
+        payload = bytes(buffer[HEAD:end])
         del buffer[:end]
         return kind, payload
 

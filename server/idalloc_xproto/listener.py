@@ -44,7 +44,9 @@ LAST_SECONDS = 5.0
 WRITE_BYTES = 256 * 1024
 
 # The methods of the audit.
-_LOGIN, _STATEMENT, _SET = "xproto/login", "xproto/statement", "xproto/set"
+_LOGIN = "xproto/login"
+_STATEMENT = "xproto/statement"
+_SET = "xproto/set"
 
 
 class Services(NamedTuple):
@@ -159,8 +161,8 @@ class _Connection:
         )
         self._credential: Credential | None = None
         self._variables = Variables(self._services.doc_ids, self._change_node, listener.max_message_bytes)
-        limits, audit = self._services.logins.limits, self._services.audit
-        self.rights = SessionRights(self._identity, limits, audit, accepted.peer, host)
+        limits = self._services.logins.limits
+        self.rights = SessionRights(self._identity, limits, self._services.audit, peer=accepted.peer, host=host)
         self._admin = Admin(self._services.documents)
         self._sql = Sql(self._services.documents, self._variables, self)
 
@@ -189,7 +191,8 @@ class _Connection:
 
     async def _step(self) -> bool:
         """Run a request and count it, or wait for bytes; return whether to go on."""
-        session, request = self._session, None
+        session = self._session
+        request = None
         if session.has_bytes:
             steps = steps_of_message(session.next_size)
             request = await self._services.thread.run(steps, session.next_request)
@@ -224,19 +227,14 @@ class _Connection:
         loop = self._loop
         last = loop.time() + (IDLE_SECONDS if self._session.is_logged_in else HEADER_SECONDS)
         while (now := loop.time()) < last:
-            self._wake_at(min(last, now + self._seconds_left()))
+            when = min(last, now + self._seconds_left())
+            if when < self._timer_at:  # an earlier timer stays, so that most reads need no new one
+                self.cancel_timer()
+                self._timer = loop.call_at(when, self._on_timer)
+                self._timer_at = when
             if (data := await self._stream.read()) or self._stream.has_left:
                 return data
         return b""
-
-    def _wake_at(self, when: float) -> None:
-        """Wake ``_read`` at a time of the event loop, or before it.
-
-        An earlier timer stays, so that most reads need no new one.
-        """
-        if when < self._timer_at:
-            self.cancel_timer()
-            self._timer, self._timer_at = self._loop.call_at(when, self._on_timer), when
 
     def _on_timer(self) -> None:
         self._timer_at = inf
@@ -248,8 +246,7 @@ class _Connection:
             raise XError(1053, "Server shutdown in progress", "08S01", fatal=True)
         seconds = self._ends_at - self._loop.time() if self._ends_at else inf
         if seconds <= 0:
-            text = f"Session was killed: its connection is older than {self._max_age:g} s"
-            raise XError(3169, text, fatal=True)
+            raise XError(3169, f"Session was killed: its connection is older than {self._max_age:g} s", fatal=True)
         if self._credential is None or not self._session.is_logged_in:
             return seconds
         return min(seconds, self._services.logins.seconds_left(self._credential))
@@ -314,16 +311,16 @@ class _Connection:
             raise self._access_denied(shown(user), refusal) from None
         if credential is None:
             return self._session.reject_login()
-        if schema and not await self._is_seen(schema, self._services.logins.identity(credential)):
-            raise XError(1049, unknown_schema(shown(schema)).message)
-        self._credential, self.schema = credential, schema
+        if schema:
+            is_visible = may_see(self._services.logins.identity(credential), schema)
+            if not is_visible or schema not in await self._services.documents.list_schemas():
+                raise XError(1049, unknown_schema(shown(schema)).message)
+        self._credential = credential
+        self.schema = schema
         self._variables.reset()
         self._session.accept_login()
         self._listener.set_trusted(self._accepted, True)
         return 0
-
-    async def _is_seen(self, schema: str, identity: Identity) -> bool:
-        return may_see(identity, schema) and schema in await self._services.documents.list_schemas()
 
     async def _execute(self, message: Message) -> None:
         self._services.logins.limits.charge_call(_STATEMENT, self._identity())

@@ -99,7 +99,7 @@ class Login:
         Raises:
             XError: A name is not UTF-8.
         """
-        schema, user, secret, *_ = (*data.split(b"\0", 2), b"", b"")
+        schema, user, secret = [*data.split(b"\0", 2), b"", b""][:3]
         token = secret.decode("utf-8", "surrogateescape") if is_plain else None
         try:
             name = user.decode()

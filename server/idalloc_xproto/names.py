@@ -6,7 +6,8 @@ from idalloc_xproto.mysql_errors import XError
 
 MAX_NAME = 64  # characters
 # MySQL calls a longer name incorrect, not too long. An error shows the beginning of a name.
-_MAX_BYTES, _SHOWN_BYTES = 192, 100
+_MAX_BYTES = 192
+_SHOWN_BYTES = 100
 
 
 @lru_cache(maxsize=1_024)

@@ -12,7 +12,10 @@ from idalloc_xproto.mysql_errors import XError, parse_error
 _PIECE = 64 * 1024
 
 _LONG = 0x80  # the bit of a varint's byte that another one follows
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
 # The most fields of a frame with a name, and the code and the text of the error beyond them.
 _TOO_MANY: dict[str, tuple[Any, ...]] = {
     "row": (MAX_INSERTED_DOCUMENTS, 1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents"),
@@ -29,7 +32,8 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
     """
     start = 0
     if len(payload) > _PIECE:
-        counts, known = Counter[str](), _known(descriptor)
+        counts = Counter[str]()
+        known = _known(descriptor)
         for number, begin, content, end in _fields(payload, 0, len(payload)):
             name, inner = known.get(number, ("", None))
             counts[name] += 1
@@ -46,7 +50,8 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
 
 def _check_items(descriptor: Any, payload: bytes, start: int, end: int) -> None:
     """Check that a message does not have too many others inside."""
-    items, outer = 0, [(_known(descriptor), _fields(payload, start, end))]
+    items = 0
+    outer = [(_known(descriptor), _fields(payload, start, end))]
     while outer:
         known, fields = outer[-1]
         for number, _, content, after in fields:
@@ -81,7 +86,8 @@ def _fields(payload: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
     while at < end:
         begin = at
         tag, at = (payload[at], at + 1) if payload[at] < _LONG else _varint(payload, at, end)
-        content, kind = at, tag & 7
+        content = at
+        kind = tag & 7
         if kind == _BYTES and at < end and payload[at] < _LONG:  # nearly always
             content += 1
             at = content + payload[at]

@@ -76,7 +76,8 @@ class XProtocolPort(Port):
         await self._documents.open()
 
     async def start(self, node: ServedNode) -> None:
-        settings, access_control = self._settings, self._access_control
+        settings = self._settings
+        access_control = self._access_control
         burned = node.issuers.allocator.burned
         services = Services(
             statements=self._collections,

@@ -34,8 +34,8 @@ class SessionRights:
         name, kind = (f"{schema}.{collection}", "collection") if collection else (schema, "schema")
         refusal = PermissionDenied(identity.name, operation.role, name, kind)
         self.limits.record_denied(operation.method, identity, refusal, self.peer, **_target(schema, collection))
-        user, table = f"'{identity.name}'@'{self.host}'", collection or schema
-        raise XError(1142, f"{operation.command} command denied to user {user} for table '{table}'", "42000")
+        denied = f"denied to user '{identity.name}'@'{self.host}' for table '{collection or schema}'"
+        raise XError(1142, f"{operation.command} command {denied}", "42000")
 
     def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
         """Return those collections of a schema on which the caller has any role.

@@ -133,7 +133,8 @@ class Session:
 
     def take_output(self) -> bytes:
         """Return and remove the bytes to send."""
-        output, self._output = b"".join(self._output), []
+        output = b"".join(self._output)
+        self._output = []
         return output
 
     def next_request(self) -> Request | None:
@@ -215,21 +216,17 @@ class Session:
                     self.is_closed = bool(self._reader.clear())
                     return StartTls()
             case connection_pb2.AuthenticateStart():
-                return self._start_login(message)
+                found = self._login.start(message.mech_name, message.auth_data, is_secure=self._capabilities.is_secure)
+                if isinstance(found, Credentials):
+                    self._credentials = found
+                    return LogIn(found)
+                salt = connection_pb2.AuthenticateContinue(auth_data=found)
+                self._output.append(frames.frame(frames.AUTHENTICATE_CONTINUE, salt))
             case connection_pb2.AuthenticateContinue():
                 self._credentials = self._login.proceed(message.auth_data, is_secure=self._capabilities.is_secure)
                 return LogIn(self._credentials)
             case _:
                 raise XError(5000, "Invalid message", fatal=True)
-        return None
-
-    def _start_login(self, message: connection_pb2.AuthenticateStart) -> Request | None:
-        found = self._login.start(message.mech_name, message.auth_data, is_secure=self._capabilities.is_secure)
-        if isinstance(found, Credentials):
-            self._credentials = found
-            return LogIn(found)
-        salt = connection_pb2.AuthenticateContinue(auth_data=found)
-        self._output.append(frames.frame(frames.AUTHENTICATE_CONTINUE, salt))
         return None
 
     def _run(self, message: Message | None) -> Request | None:

@@ -142,9 +142,9 @@ class Sql:
         return _counted(match[1], int(_unquoted(match[2]) in await self._schemas()))
 
     async def _count_tables(self, match: re.Match[str]) -> Iterable[bytes]:
-        schema, name = _unquoted(match[2]), _unquoted(match[3])
+        schema = _unquoted(match[2])
         names = self._rights.visible(await self.documents.list_collections(schema), schema)
-        return _counted(match[1], int(name in names))
+        return _counted(match[1], int(_unquoted(match[3]) in names))
 
     async def _count(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = self._collection(match)
@@ -190,7 +190,10 @@ class Sql:
         return [frames.rows_affected(0)]
 
     async def _set(self, match: re.Match[str]) -> Iterable[bytes]:
-        text, at, assignments, scope = match[1].strip(), 0, [], "SESSION"
+        text = match[1].strip()
+        at = 0
+        assignments = []
+        scope = "SESSION"
         while at < len(text):
             found = _ASSIGNMENT.match(text, at)
             if found is None:
@@ -210,7 +213,8 @@ class Sql:
         raise not_supported(" ".join(match[1].upper().split()))
 
     async def _select(self, match: re.Match[str]) -> Iterable[bytes]:
-        text, at = match[1].strip(), 0
+        text = match[1].strip()
+        at = 0
         columns: list[bytes] = []
         fields: list[bytes] = []
         while at < len(text) or not columns:
@@ -256,7 +260,8 @@ class Sql:
 
     def _collection(self, match: re.Match[str]) -> tuple[str, str]:
         """Return the schema and the name of a collection, the second and third group of a form."""
-        schema, name = _unquoted(match[2]) if match[2] else self.caller.schema, _unquoted(match[3])
+        schema = _unquoted(match[2]) if match[2] else self.caller.schema
+        name = _unquoted(match[3])
         if not schema:
             raise no_schema()
         check_names(schema, name)

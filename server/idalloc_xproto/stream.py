@@ -18,7 +18,8 @@ class Stream(asyncio.Protocol):
         self._buffer = bytearray()
         self._is_secure = self._is_paused = False
         self._reading: asyncio.Future[None] | None = None  # the wait of ``read``
-        self._writable, self._lost = asyncio.Event(), asyncio.Event()
+        self._lost = asyncio.Event()
+        self._writable = asyncio.Event()
         self._writable.set()
 
     @property

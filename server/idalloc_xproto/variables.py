@@ -11,7 +11,8 @@ from idalloc_xproto import frames
 from idalloc_xproto.mysql_errors import XError, not_supported
 
 PREFIX = "mysqlx_document_id_unique_prefix"
-OFFSET, INCREMENT = "auto_increment_offset", "auto_increment_increment"
+OFFSET = "auto_increment_offset"
+INCREMENT = "auto_increment_increment"
 VERSION = "8.0.31-idalloc"
 # How long a session may wait for its next message: MySQL's default of mysqlx_wait_timeout.
 IDLE_SECONDS = 28_800
@@ -104,7 +105,10 @@ class Variables:
         passing: dict[str, int] = {}
         for each in assignments:
             if each.name not in _LEAST:
-                _check_ignored(each)
+                if each.name == "autocommit" and each.value not in (1, "1", "ON", "on", None):
+                    raise not_supported("autocommit = 0")
+                if each.name != "autocommit" and not each.name.startswith(_IGNORED):
+                    raise XError(1193, f"Unknown system variable '{each.name}'")
                 continue
             number = _clamp_number(each, warnings)
             if each.scope == "SESSION":
@@ -130,14 +134,6 @@ class Variables:
             raise XError(1227, f"Access denied; {refusal}", "42000") from None
         except Refusal as refusal:
             raise XError(1105, str(refusal)) from None
-
-
-def _check_ignored(each: Assignment) -> None:
-    if each.name == "autocommit":
-        if each.value not in (1, "1", "ON", "on", None):
-            raise not_supported("autocommit = 0")
-    elif not each.name.startswith(_IGNORED):
-        raise XError(1193, f"Unknown system variable '{each.name}'")
 
 
 def _clamp_number(assignment: Assignment, warnings: list[bytes]) -> int:

@@ -99,10 +99,9 @@ class _Evaluator:
         Raises:
             XError: The statement fails.
         """
-        budget = Budget()
-        expressions = Expressions(message.args, SCHEMA, budget)
+        expressions = Expressions(message.args, SCHEMA, Budget())
         projection = projection_of(message.projection, expressions) if isinstance(message, crud.Find) else None
-        selection = selection_of(message, expressions, budget)
+        selection = selection_of(message, expressions)
         with as_xerrors:
             if selection.order:
                 chooser = Chooser(selection)
