@@ -4,11 +4,31 @@
 settings, which tests/unit/scripts/test_diagrams.py compares with the code.
 """
 
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.drawing import COLOURS, FAINT, Drawing, Point, sequence_diagram
 
-ASSETS = Path(__file__).parent.parent / "docs/assets"
+ROOT = Path(__file__).parent.parent
+ASSETS = ROOT / "docs/assets"
+PYPROJECT = ROOT / "pyproject.toml"
+ROOM_KINDS = {"http": "client", "rpc": "client", "store": "store", "domain": "lease"}
+
+# The modules of idalloc_server that a call and a refill enter, in this order, without telemetry;
+# tests/unit/scripts/test_trace_calls.py compares them with a call. AUTH only with an access file.
+AUTH = "auth/access_control.py"
+CALL_PATH = (
+    ("rpc/calls.py", "decodes the bytes; drain, deadline, errors, metrics, log"),
+    (AUTH, "authenticates, authorizes, limits; only with an access file"),
+    ("rpc/id_allocator.py", "translates between messages and the domain"),
+    ("domain/allocation/allocator.py", "finds the allocator of the sequence by its name"),
+    ("domain/allocation/sequence_allocator.py", "chooses the counter: the own one, or the period's"),
+    ("domain/allocation/counter_allocator.py", "one counter: its lease, its refill, its waiters"),
+    ("domain/allocation/lease.py", "checks the expiry and moves two integers"),
+    ("rpc/items.py", "writes the ids into the reply"),
+)
+REFILL_PATH = ()
 
 
 def concepts() -> str:
@@ -44,33 +64,56 @@ def concepts() -> str:
     return drawing.svg()
 
 
-def request_path() -> str:
-    """Return the modules that a request passes."""
-    layers = (
-        ("client", "client", "AllocateRange(sequence, id_count), over HTTP/2"),
-        ("server", "rpc/calls.py", "decodes the bytes; drain and deadline; maps errors; metrics and log"),
-        ("server", "auth/access_control.py", "authenticates, authorizes, limits; only with an access file"),
-        ("server", "rpc/id_allocator.py", "translates between messages and the domain"),
-        ("server", "domain/allocation/allocator.py", "finds the allocator of the sequence by its name"),
-        ("server", "…/sequence_allocator.py", "the sequence's own counter, or that of the current period"),
-        ("server", "…/counter_allocator.py", "one counter, its refill and the queue of its waiters"),
-        ("lease", "…/lease.py", "moves two integers; the call ends here, without an await"),
-    )
-    drawing = Drawing("A request ends at the lease in memory; the refill writes to the store", 800, 610)
-    for row, (kind, name, what) in enumerate(layers):
-        y = 20 + row * 62
-        drawing.box(20, y, 260, 42, kind, name)
-        drawing.text(296, y + 26, what, anchor="start")
-        if row:
-            drawing.line((150, y - 20), (150, y))
-    y = 20 + len(layers) * 62 + 18
-    drawing.box(290, y, 200, 56, "server", "CounterRow", "grants, creates, returns")
-    drawing.box(570, y, 210, 66, "store", "store/", "sqlite, cratedb, opensearch", "domain/store/protocol.py")
-    drawing.line((280, 20 + 6 * 62 + 37), (710, 20 + 6 * 62 + 37), (710, y - 24), (390, y - 24), (390, y), dashed=True)
-    drawing.line((490, y + 28), (570, y + 28), dashed=True)
-    legend = ("Dashed: the refill, a task of its own.", "It begins while ids are left.")
-    drawing.text(20, y + 24, *legend, anchor="start", size=13)
+def rooms() -> str:
+    """Return the rooms of the server on their floors, as the import contract has them."""
+    contracts = tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [each["layers"] for each in contracts if each.get("containers") == ["idalloc_server"]]
+    drawing = Drawing("The rooms of the server: each imports only rooms on lower floors", 800, 40 + len(layers) * 46)
+    for row, layer in enumerate(layers):
+        names = layer.split(" | ")
+        y = 16 + row * 46
+        drawing.text(34, y + 23, str(len(layers) - row), colour=FAINT, size=13)
+        width = 720 / len(names)
+        for column, name in enumerate(names):
+            drawing.box(64 + column * width, y, width - 10, 34, ROOM_KINDS.get(name, "process"), name)
+    y = 16 + len(layers) * 46
+    drawing.text(64, y + 8, "Imports go downward; rooms on one floor are independent.", anchor="start", size=13)
     return drawing.svg()
+
+
+def _path(title: str, first: str, steps: Sequence[tuple[str, str]], *last: str) -> str:
+    """Return the modules of a path from top to bottom, with what each does."""
+    drawing = Drawing(title, 800, 90 + len(steps) * 50 + len(last) * 18)
+    drawing.text(20, 28, first, anchor="start", size=13)
+    for row, (module, what) in enumerate(steps):
+        y = 44 + row * 50
+        kind = "store" if module.startswith("store/") else "lease" if module.endswith("/lease.py") else "server"
+        drawing.box(20, y, 320, 34, kind, module)
+        drawing.text(356, y + 22, what, anchor="start")
+        if row:
+            drawing.line((180, y - 16), (180, y))
+    drawing.text(20, 44 + len(steps) * 50 + 14, *last, anchor="start", size=13)
+    return drawing.svg()
+
+
+def request_path() -> str:
+    """Return the modules of a call that a lease serves, in the order in which it enters them."""
+    return _path(
+        "A call passes the layer around every call, and ends at the lease in memory",
+        "The client calls AllocateRange(sequence, id_count) over HTTP/2.",
+        CALL_PATH,
+        "The call awaits nothing. If few ids are left, the counter starts a refill, a task of its own.",
+    )
+
+
+def refill_path() -> str:
+    """Return the modules of a refill on SQLite, in the order in which it enters them."""
+    return _path(
+        "A refill asks how many ids to hold, writes the counter's row once, and fills the lease",
+        "CounterAllocator starts a refill before the lease is used up, or for a call that waits.",
+        REFILL_PATH,
+        "CrateDB and OpenSearch have the modules of their folder and of store/cluster instead of store/sqlite.",
+    )
 
 
 def lease_life() -> str:
@@ -225,7 +268,9 @@ DIAGRAMS = {
     "document-id": document_id,
     "fencing": fencing,
     "lease-life": lease_life,
+    "refill-path": refill_path,
     "request-path": request_path,
+    "rooms": rooms,
     "update-node": update_node,
 }
 

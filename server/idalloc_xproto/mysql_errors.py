@@ -121,7 +121,8 @@ def to_xerror(error: errors.DocumentsError) -> XError:
     if known := _ERRORS.get(type(error)):
         return known(error)
     if fixed := _TEXTS.get(type(error)):
-        return XError(*fixed)
+        code, text, state = fixed
+        return XError(code, text, state)
     code, state = _CODES.get(type(error), (1105, "HY000"))
     return XError(code, str(error), state)
 

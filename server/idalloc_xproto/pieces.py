@@ -17,7 +17,7 @@ _FIXED64 = 1
 _BYTES = 2
 _FIXED32 = 5
 # The most fields of a frame with a name, and the code and the text of the error beyond them.
-_TOO_MANY: dict[str, tuple[Any, ...]] = {
+_TOO_MANY: dict[str, tuple[int, int, str]] = {
     "row": (MAX_INSERTED_DOCUMENTS, 1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents"),
     "args": (MAX_ARGUMENTS, 1390, "Prepared statement contains too many placeholders"),
 }
@@ -37,9 +37,9 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
         for number, begin, content, end in _fields(payload, 0, len(payload)):
             name, inner = known.get(number, ("", None))
             counts[name] += 1
-            most, *refusal = _TOO_MANY.get(name, (MAX_ITEMS,))
+            most, code, text = _TOO_MANY.get(name, (MAX_ITEMS, 0, ""))
             if counts[name] > most:
-                raise XError(*refusal) if refusal else _too_many_items()
+                raise XError(code, text) if code else _too_many_items()
             if end - begin > _PIECE and inner is not None:
                 _check_items(inner, payload, content, end)
             if end - start > _PIECE:

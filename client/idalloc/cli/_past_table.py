@@ -51,9 +51,11 @@ def parse_url(text: str | Column) -> Column:
         raise invalid_url
     if len(names) != 3 or not all(names):
         raise typer.BadParameter(f"must name schema, table and column: {FORM}")
+    schema, table, column = names
     name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     host = f"{'https' if tls == 'true' else 'http'}://{name}:{port}"
-    return Column(host, unquote(parts.username) if parts.username else None, *names)
+    user = unquote(parts.username) if parts.username else None
+    return Column(host, user, schema=schema, table=table, column=column)
 
 
 def query_last_id(column: Column, *, smallest: bool, timeout: float) -> int | None:

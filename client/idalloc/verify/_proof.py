@@ -182,7 +182,9 @@ class Proof:
             counts = np.diff(begins, append=len(codes))
         keys = zip(*(column[examples].tolist() for column in columns), strict=True)
         for key, minimum, maximum, count in zip(keys, lows.tolist(), highs.tolist(), counts.tolist(), strict=True):
-            known = self.extents.setdefault(ExtentKey(*key), Extent(minimum, maximum, 0))
+            name, generation, step, remainder = key
+            extent = ExtentKey(name, generation, step=step, remainder=remainder)
+            known = self.extents.setdefault(extent, Extent(minimum, maximum, 0))
             known.low = min(known.low, minimum)
             known.high = max(known.high, maximum)
             known.records += count

@@ -63,7 +63,8 @@ class WorkerProcess:
         if failed := self.pipe.newest(StartFailed):
             if failed.reason == StoreUnavailable.reason:
                 raise StoreUnavailable(failed.error)
-            raise StartRefused("store", failed.error) if failed.reason else StartRefused(*failed.error.split(": ", 1))
+            setting, message = ("store", failed.error) if failed.reason else failed.error.split(": ", 1)
+            raise StartRefused(setting, message)
         if not self.pipe.has(step):
             raise StartRefused("workers", f"worker {self.number} exited during its start; the log has the cause")
 
