@@ -38,9 +38,9 @@ class CountedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def grant(self, *arguments: Any) -> Any:
+    async def grant(self, *arguments: Any, **named: Any) -> Any:
         self.calls.append("grant")
-        return await self._store.grant(*arguments)
+        return await self._store.grant(*arguments, **named)
 
     async def create(self, row: Row) -> Row:
         self.calls.append("create")
