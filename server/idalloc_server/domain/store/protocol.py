@@ -1,7 +1,7 @@
 """The interface of a store, and the guarantees that every store gives."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from collections.abc import Sequence as Many
 from typing import Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from idalloc_server.domain.store.records import (
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
 _T = TypeVar("_T")
+_PAGE_ROWS = 500
 
 # The methods of a store that write.
 WRITES = (
@@ -252,6 +253,18 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Close all connections. Further calls fail."""
+
+
+async def all_rows(store: Store, *, with_periods: bool) -> AsyncIterator[Row]:
+    """Yield all rows of a store in byte order of their names, with tombstones."""
+    after = ""
+    while True:
+        rows = await store.list("", after, _PAGE_ROWS, with_deleted=True, with_periods=with_periods)
+        for row in rows:
+            yield row
+        if len(rows) < _PAGE_ROWS:
+            return
+        after = rows[-1].name
 
 
 async def within_timeout(timeout: float, call: Awaitable[_T], who: str = "the store") -> _T:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.batches import Batches
 from idalloc_server.domain.store.protocol import within_timeout
-from idalloc_server.domain.witness.gaps import Gap, add_gap, gaps_up_to, take_from_gap
+from idalloc_server.domain.witness.gaps import Gap, format_gaps, parse_gaps, take_from_gap
 from idalloc_server.domain.witness.marks import Replacement, Witness, WitnessMark
 
 _T = TypeVar("_T")
@@ -53,10 +53,8 @@ class MarkChain:
         """
         return (await self._reads.add(name)).get(name)
 
-    async def append(
-        self, name: str, seen: WitnessMark | None, before: int, generation: int, value: int, step: int
-    ) -> None:
-        """Confirm the ids after ``before`` up to ``value``, which a write of the store returned.
+    async def append(self, name: str, seen: WitnessMark | None, before: int, reached: WitnessMark) -> None:
+        """Confirm the ids after ``before`` up to ``reached``, which a write of the store returned.
 
         ``name`` is that of the counter's row; ``seen`` is the mark that was read before the write.
 
@@ -64,10 +62,8 @@ class MarkChain:
             StoreOutcomeUnknown: The ids must not be issued.
             WitnessOvertaken: The same, since the present mark is past them, and they are in no gap.
         """
-        ids = Gap(before, value)
         for _ in range(_CONFIRMATIONS):
-            mark = self._confirm(name, seen, ids, generation, step)
-            if await self._replacements.add(_replacement(name, mark, seen)):
+            if await self._put(name, seen, _confirm(name, seen, before, reached)):
                 return
             seen = await self.read_after_write(name)
         raise WitnessOvertaken(f"the mark of {name!r} changed in each of {_CONFIRMATIONS} attempts; try again")
@@ -78,18 +74,15 @@ class MarkChain:
         Raises:
             StoreOutcomeUnknown: It may have been replaced.
         """
-        gaps = gaps_up_to(seen.gaps, value, seen.step)
-        mark = self._new_mark(seen.generation, value, seen.step, gaps)
-        return await self._replacements.add(_replacement(name, mark, seen))
+        gaps = [gap for gap in parse_gaps(seen.gaps) if (value - gap.last) * seen.step >= 0]
+        return await self._put(name, seen, seen._replace(value=value, gaps=format_gaps(gaps)))
 
-    async def raise_to(
-        self, name: str, seen: WitnessMark | None, generation: int, value: int, step: int, *, counts: bool
-    ) -> bool:
+    async def raise_to(self, name: str, seen: WitnessMark | None, reached: WitnessMark, *, counts: bool) -> bool:
         """Move the mark to a row of a newer generation.
 
         Does nothing if the mark is past the row, or counts in the other direction.
 
-        ``value`` is the row's counter, which counts if ``counts`` is true (``counts_ids``);
+        ``reached`` is the row's counter, which counts if ``counts`` is true (``counts_ids``);
         ``seen`` is the mark that was read before the row.
 
         Returns:
@@ -98,11 +91,13 @@ class MarkChain:
         Raises:
             StoreOutcomeUnknown: The mark may have moved.
         """
-        if seen is not None and not _may_move(seen, generation, value, step, counts=counts):
-            return True
-        if seen is not None and not counts:  # the ids of an earlier sequence stay confirmed
-            value, step = seen.value, seen.step
-        return await self._replacements.add(_replacement(name, self._new_mark(generation, value, step), seen))
+        if seen is not None:
+            may_move = not counts or (seen.step * reached.step > 0 and not seen.is_past(reached.value))
+            if seen.generation >= reached.generation or not may_move:
+                return True
+            if not counts:  # the ids of an earlier sequence stay confirmed
+                reached = reached._replace(value=seen.value, step=seen.step)
+        return await self._put(name, seen, reached)
 
     async def read_after_write(self, name: str) -> WitnessMark | None:
         """Return a mark as ``read`` does, after a write of the store.
@@ -115,22 +110,10 @@ class MarkChain:
         except StoreFailure as error:
             raise StoreOutcomeUnknown(str(error)) from error
 
-    def _confirm(self, name: str, seen: WitnessMark | None, ids: Gap, generation: int, step: int) -> WitnessMark:
-        """Return the mark that confirms ids after another mark, or raise WitnessOvertaken."""
-        if seen is None:
-            return self._new_mark(generation, ids.last, step)
-        if seen.step * step > 0 and seen.generation <= generation and not seen.is_past(ids.before):
-            # A newer generation begins without gaps: ids of an older one are not confirmed beside
-            # it.
-            gaps = add_gap(seen.gaps, Gap(seen.value, ids.before)) if seen.generation == generation else ""
-            return self._new_mark(generation, ids.last, step, gaps)
-        left = take_from_gap(seen.gaps, ids, step) if seen.generation == generation else None
-        if left is None:
-            raise WitnessOvertaken(f"another node's mark in the witness is past ids of {name!r}; try again")
-        return self._new_mark(generation, seen.value, seen.step, left)
-
-    def _new_mark(self, generation: int, value: int, step: int, gaps: str = "") -> WitnessMark:
-        return WitnessMark(generation, value, step, self._random(_TOKEN_BYTES).hex(), gaps)
+    async def _put(self, name: str, seen: WitnessMark | None, mark: WitnessMark) -> bool:
+        """Replace a mark; return whether it was still ``seen``."""
+        new = mark._replace(token=self._random(_TOKEN_BYTES).hex())
+        return await self._replacements.add(Replacement(name, new, seen.token if seen else ""))
 
     async def _read(self, names: list[str]) -> Iterable[Mapping[str, WitnessMark]]:
         try:
@@ -159,12 +142,17 @@ class MarkChain:
         return answer
 
 
-def _replacement(name: str, mark: WitnessMark, seen: WitnessMark | None) -> Replacement:
-    return Replacement(name, mark, seen.token if seen else "")
-
-
-def _may_move(mark: WitnessMark, generation: int, value: int, step: int, *, counts: bool) -> bool:
-    """Return whether a mark may move to a row of this generation."""
-    if mark.generation >= generation:
-        return False
-    return not counts or (mark.step * step > 0 and not mark.is_past(value))
+def _confirm(name: str, seen: WitnessMark | None, before: int, reached: WitnessMark) -> WitnessMark:
+    """Return the mark that confirms ids after another mark, or raise WitnessOvertaken."""
+    if seen is None:
+        return reached
+    # A newer generation begins without gaps: ids of an older one are not confirmed beside it.
+    gaps = parse_gaps(seen.gaps) if seen.generation == reached.generation else []
+    if seen.step * reached.step > 0 and seen.generation <= reached.generation and not seen.is_past(before):
+        if seen.generation == reached.generation:
+            gaps.append(Gap(seen.value, before))
+        return reached._replace(gaps=format_gaps(gaps))
+    left = take_from_gap(gaps, Gap(before, reached.value), reached.step)
+    if left is None:
+        raise WitnessOvertaken(f"another node's mark in the witness is past ids of {name!r}; try again")
+    return seen._replace(gaps=format_gaps(left))

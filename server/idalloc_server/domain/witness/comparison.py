@@ -1,12 +1,12 @@
 """Compares the marks of a witness with the rows of its store, and deletes marks, for operators."""
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, counts_ids
 from idalloc_server.domain.store.identity import IDENTITY
-from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.protocol import Store, all_rows
 from idalloc_server.domain.store.records import Row
 from idalloc_server.domain.witness.chain import ATTEMPTS
 from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
@@ -59,17 +59,21 @@ async def compare(store: Store, witness: Witness, sequence: str | None = None) -
         StoreFailure: The store or the witness failed.
     """
     found_marks = [each async for each in marks(witness, sequence)]
+    names = {_sequence_of(name) for name, _ in found_marks} | {name for name, _ in found_marks}
     # After the marks: a server raises a row first, and then its mark.
-    rows = await _rows(
-        store, {_sequence_of(name) for name, _ in found_marks} | {name for name, _ in found_marks}, sequence
-    )
+    if sequence is None:
+        rows = {row.name: row async for row in all_rows(store, with_periods=True) if row.name in names}
+    else:
+        rows = {name: row for name in names if (row := await store.get(name)) is not None}
     starts = {f"{START}{prefix}": last for prefix, last in (await store.claimed_starts()).items()}
     found = []
     for name, mark in found_marks:
         if name.startswith(START):
-            found.append(_compare_start(name, mark, starts.get(name)))
+            last = starts.get(name)
+            state = State.MISSING if last is None else State.BEHIND if mark.is_past(last) else State.OK
+            found.append(Comparison(name, mark, generation=None, value=last, state=state, repair=None))
         elif name != IDENTITY:
-            found.append(await _compare_present(store, witness, name, mark, rows))
+            found.append(await _compare_present(store, witness, name, mark, rows=rows))
     return found
 
 
@@ -101,19 +105,6 @@ async def marks(witness: Witness, sequence: str | None = None) -> AsyncIterator[
         after = page[-1][0]
 
 
-async def _rows(store: Store, names: Collection[str], sequence: str | None) -> dict[str, Row]:
-    """Return the rows with these names; unless it is None, all belong to ``sequence``."""
-    if sequence is not None:
-        return {name: row for name in names if (row := await store.get(name)) is not None}
-    rows, after = dict[str, Row](), ""
-    while True:
-        page = await store.list("", after, _PAGE_SIZE, with_deleted=True, with_periods=True)
-        rows |= {row.name: row for row in page if row.name in names}
-        if len(page) < _PAGE_SIZE:
-            return rows
-        after = page[-1].name
-
-
 async def _compare_present(
     store: Store, witness: Witness, name: str, mark: WitnessMark, rows: Mapping[str, Row]
 ) -> Comparison:
@@ -135,32 +126,31 @@ def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> 
 
     The two rows differ if the mark is one of a period.
     """
-    generation, value = (row.generation, row.last_value) if row else (None, None)
-    state = State.MISSING if row is None else State.BEHIND if _is_behind(mark, row) else State.OK
-    if state == State.OK or (own is not None and own.name != name and _reopens(mark, generation or 0, own)):
-        return Comparison(name, mark, generation, value, State.OK, None)
-    if row is not None and mark.step * row.sequence.step < 0:
+    state = State.MISSING
+    generation = 0
+    if row is not None:
+        generation = row.generation
+        counts = counts_ids(name, row.sequence.reset)
+        is_behind = counts
+        if row.last_value is not None:
+            is_behind = mark.is_ahead_of(generation, row.last_value, row.sequence.step, counts=counts)
+        state = State.BEHIND if is_behind else State.OK
+    if own is not None and own.name != name and own.generation > max(generation, mark.generation):
+        # The next use of the period moves it past the mark, to a newer generation.
+        state = State.OK if mark.step * own.sequence.step > 0 else state
+    repair = None
+    if state != State.OK and row is not None and mark.step * row.sequence.step < 0:
         repair = Repair.FORGET
-    else:
+    elif state != State.OK:
         repair = Repair.CREATE if own is None or own.deleted else Repair.ADVANCE
-    return Comparison(name, mark, generation, value, state, repair)
-
-
-def _is_behind(mark: WitnessMark, row: Row) -> bool:
-    counts = counts_ids(row.name, row.sequence.reset)
-    if row.last_value is None:
-        return counts
-    return mark.is_ahead_of(row.generation, row.last_value, row.sequence.step, counts=counts)
-
-
-def _reopens(mark: WitnessMark, generation: int, own: Row) -> bool:
-    """Return whether the next use of a period moves it past the mark, to a newer generation."""
-    return own.generation > max(generation, mark.generation) and mark.step * own.sequence.step > 0
-
-
-def _compare_start(name: str, mark: WitnessMark, last: int | None) -> Comparison:
-    state = State.MISSING if last is None else State.BEHIND if mark.is_past(last) else State.OK
-    return Comparison(name, mark, None, last, state, None)
+    return Comparison(
+        name,
+        mark,
+        generation=row.generation if row else None,
+        value=row.last_value if row else None,
+        state=state,
+        repair=repair,
+    )
 
 
 def _sequence_of(name: str) -> str:

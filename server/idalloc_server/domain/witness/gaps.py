@@ -17,37 +17,23 @@ class Gap(NamedTuple):
     before: int
     last: int
 
-    def has(self, other: "Gap", step: int) -> bool:
-        """Return whether the ids of another gap are all in this one."""
-        if step > 0:
-            return self.before <= other.before and other.last <= self.last
-        return self.before >= other.before and other.last >= self.last
+
+def parse_gaps(text: str) -> list[Gap]:
+    """Return the gaps in a mark's text."""
+    pairs = (gap.split(":") for gap in text.split())
+    return [Gap(int(before), int(last)) for before, last in pairs]
 
 
-def add_gap(gaps: str, gap: Gap) -> str:
-    """Return the gaps with another one, unless it is empty."""
-    return _text([*_parse(gaps), gap])
-
-
-def take_from_gap(gaps: str, ids: Gap, step: int) -> str | None:
-    """Return the gaps without these ids, or None if no gap has all of them."""
-    parsed = _parse(gaps)
-    found = next((gap for gap in parsed if gap.has(ids, step)), None)
-    if found is None:
-        return None
-    rest = [Gap(found.before, ids.before), Gap(ids.last, found.last)]
-    return _text([*(gap for gap in parsed if gap is not found), *rest])
-
-
-def gaps_up_to(gaps: str, value: int, step: int) -> str:
-    """Return the gaps that end at or before a value."""
-    return _text([gap for gap in _parse(gaps) if (value - gap.last) * step >= 0])
-
-
-def _parse(gaps: str) -> list[Gap]:
-    return [Gap(*map(int, gap.split(":"))) for gap in gaps.split()]
-
-
-def _text(gaps: list[Gap]) -> str:
+def format_gaps(gaps: list[Gap]) -> str:
+    """Return the text of gaps, without empty ones, and without the oldest if they are too many."""
     kept = [gap for gap in gaps if gap.before != gap.last]
     return " ".join(f"{before}:{last}" for before, last in kept[-_MAX_GAPS:])
+
+
+def take_from_gap(gaps: list[Gap], ids: Gap, step: int) -> list[Gap] | None:
+    """Return the gaps without these ids, or None if no gap has all of them."""
+    for gap in gaps:
+        if (ids.before - gap.before) * step >= 0 and (gap.last - ids.last) * step >= 0:
+            others = [each for each in gaps if each is not gap]
+            return [*others, Gap(gap.before, ids.before), Gap(ids.last, gap.last)]
+    return None

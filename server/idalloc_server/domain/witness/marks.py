@@ -17,7 +17,7 @@ class WitnessMark(NamedTuple):
     # The last value that may be issued: of a counter, or the last start timestamp of a prefix.
     value: int
     step: int  # the distance from one id to the next, never 0; 1 of a start timestamp
-    token: str  # a random text of the write that set the mark; not empty
+    token: str = ""  # a random text of the write that set the mark; empty before the write
     # Ids before ``value`` that no grant has confirmed yet, see ``gaps.py``; a short text.
     gaps: str = ""
 

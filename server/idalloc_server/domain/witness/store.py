@@ -8,6 +8,7 @@ share an id, whatever the store did.
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any
 
 from idalloc_server.domain.errors import (
@@ -50,11 +51,7 @@ class WitnessedStore:
 
     def __post_init__(self, store_timeout: float) -> None:
         self._chain = MarkChain(self._witness, store_timeout / 2, self._random)
-
-    @property
-    def witness_address(self) -> str:
-        """The witness's address, without passwords or tokens."""
-        return self._witness.address
+        self.witness_address = self._witness.address  # without passwords or tokens
 
     @property
     def is_witness_up(self) -> bool:
@@ -65,11 +62,9 @@ class WitnessedStore:
         return getattr(self._store, name)  # the other methods
 
     async def open(self, opening: Opening = ANY_STORE) -> None:
-        """See ``Store.open``. Opens the witness, too."""
         await open_with_witness(self._store, self._witness, opening)
 
     async def close(self) -> None:
-        """See ``Store.close``. Closes the witness, too."""
         await self._store.close()
         await self._witness.close()
 
@@ -81,31 +76,35 @@ class WitnessedStore:
         Raises:
             WitnessOvertaken: The ids are burned; repeat the call.
         """
-        return await self._grant(name, floor, lambda floor: self._store.grant(name, wanted, lease_ms, floor, demand))
+        return await self._grant(name, floor, partial(self._store.grant, name, wanted, lease_ms, demand=demand))
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """See ``Store.grant_timestamps``, and ``grant``."""
-        return await self._grant(
-            name, floor, lambda floor: self._store.grant_timestamps(name, wanted, lease_ms, now, ahead, floor)
-        )
+        send = partial(self._store.grant_timestamps, name, wanted, lease_ms, now=now, ahead=ahead)
+        return await self._grant(name, floor, send)
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``. A first use creates no row of a counter that has a mark."""
         mark = await self._chain.read(row.name)
-        if row.revised_by.startswith(FIRST_USE):
-            if mark is not None:
-                return await self._get_existing(row.name, mark)
-            created = await self._store.create(row)
-            before = row.sequence.before_start
-            if created.revised_by == row.revised_by and row.last_value is not None and row.last_value != before:
-                step = row.sequence.step
-                await self._chain.append(row.name, None, before, row.generation, row.last_value, step)
-            return created
+        is_first_use = row.revised_by.startswith(FIRST_USE)
+        if is_first_use and mark is not None:
+            existing = await self._store.get(row.name)
+            if existing is not None:
+                return existing
+            if await self._is_present(row.name, mark):
+                raise _backwards(row.name, mark, "no such row")
+            raise StoreAnsweredError(f"the mark of {row.name!r} changed meanwhile; try again")
         created = await self._store.create(row)
-        if created.revised_by == row.revised_by:
+        if created.revised_by != row.revised_by:
+            return created
+        before = row.sequence.before_start
+        if not is_first_use:
             await self._raise_mark(created, mark)
+        elif row.last_value is not None and row.last_value != before:
+            reached = WitnessMark(row.generation, row.last_value, row.sequence.step)
+            await self._chain.append(row.name, None, before, reached)
         return created
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
@@ -129,7 +128,15 @@ class WitnessedStore:
         if not change.ends_leases:
             return await self._store.revise(name, revision, change)
         mark = await self._chain.read(name)
-        revised = await self._store.revise(name, revision, _move_past_mark(name, change, mark))
+        if mark is not None:
+            sequence = change.sequence
+            generation = max(change.generation, mark.generation + 1)
+            if sequence.reset != Reset.NEVER:
+                generation |= 1  # as in ``generation_after``
+            change = change._replace(generation=generation)
+            if counts_ids(name, sequence.reset):
+                change = change._replace(at_least=_at_least(sequence, change.at_least, generation, mark))
+        revised = await self._store.revise(name, revision, change)
         if revised is not None and revised.revised_by == change.by:
             await self._raise_mark(revised, mark)
         return revised
@@ -156,42 +163,29 @@ class WitnessedStore:
             claim = await self._store.claim_start(prefix, least, holder, stale_after)
             start = claim.start_timestamp
             try:
-                await self._chain.append(name, mark, start - 1, 0, start, 1)
+                await self._chain.append(name, mark, start - 1, WitnessMark(0, start, 1))
             except WitnessOvertaken:
                 continue
             return claim
         raise StoreOutcomeUnknown(f"other nodes claimed later start timestamps of prefix {prefix} first; try again")
 
-    async def _grant(
-        self, name: str, floor: GrantFloor, send: Callable[[GrantFloor], Awaitable[Grant | None]]
-    ) -> Grant | None:
-        mark = await self._chain.read(name)
+    async def _grant(self, name: str, floor: GrantFloor, send: Callable[..., Awaitable[Grant | None]]) -> Grant | None:
+        """Send a grant until it is not behind its mark, and confirm its ids."""
         for _ in range(ATTEMPTS):
-            grant = await send(_further(floor, mark))
-            found = mark and _behind(name, mark, grant)
-            if mark is None or not found:
-                break
-            granted = grant.granted if grant else 0
-            if granted or await self._is_present(name, mark):
-                raise _backwards(name, mark, found, granted)
             mark = await self._chain.read(name)
-        else:
-            raise StoreAnsweredError(f"the mark of {name!r} changed in each of {ATTEMPTS} attempts; try again")
-        if grant is None:
-            return None
-        if grant.granted:
-            await self._chain.append(
-                name, mark, grant.value_before, grant.generation, grant.last_value, grant.sequence.step
-            )
-        return grant._replace(version=(*grant.version, grant.last_value))  # for ``give_back``
-
-    async def _get_existing(self, name: str, mark: WitnessMark) -> Row:
-        row = await self._store.get(name)
-        if row is not None:
-            return row
-        if await self._is_present(name, mark):
-            raise _backwards(name, mark, "no such row")
-        raise StoreAnsweredError(f"the mark of {name!r} changed meanwhile; try again")
+            grant = await send(floor=_further(floor, mark))
+            if mark is not None and (found := _behind(name, mark, grant)):
+                granted = grant.granted if grant else 0
+                if granted or await self._is_present(name, mark):
+                    raise _backwards(name, mark, found, granted)
+                continue
+            if grant is None:
+                return None
+            if grant.granted:
+                reached = WitnessMark(grant.generation, grant.last_value, grant.sequence.step)
+                await self._chain.append(name, mark, grant.value_before, reached)
+            return grant._replace(version=(*grant.version, grant.last_value))  # for ``give_back``
+        raise StoreAnsweredError(f"the mark of {name!r} changed in each of {ATTEMPTS} attempts; try again")
 
     async def _is_present(self, name: str, mark: WitnessMark) -> bool:
         """Return whether a mark has not changed since it was read.
@@ -214,9 +208,9 @@ class WitnessedStore:
         for _ in range(ATTEMPTS):
             if row.last_value is None:
                 return
-            values = (row.generation, row.last_value, row.sequence.step)
             counts = counts_ids(row.name, row.sequence.reset)
-            if await self._chain.raise_to(row.name, seen, *values, counts=counts):
+            reached = WitnessMark(row.generation, row.last_value, row.sequence.step)
+            if await self._chain.raise_to(row.name, seen, reached, counts=counts):
                 return
             # A grant was confirmed meanwhile: before the change, or from an older copy that was
             # restored after it.
@@ -226,19 +220,6 @@ class WitnessedStore:
                 raise StoreOutcomeUnknown(f"the store lost the change of {row.name!r}; try again")
             row = found
         raise StoreOutcomeUnknown(f"the mark of {row.name!r} changed in each of {ATTEMPTS} attempts; try again")
-
-
-def _move_past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revision:
-    """Return a change that moves the row past its mark, and to a newer generation than the mark."""
-    if mark is None:
-        return change
-    sequence, generation = change.sequence, max(change.generation, mark.generation + 1)
-    if sequence.reset != Reset.NEVER:
-        generation |= 1  # as in ``generation_after``
-    at_least = change.at_least
-    if counts_ids(name, sequence.reset):
-        at_least = _at_least(sequence, at_least, generation, mark)
-    return change._replace(at_least=at_least, generation=generation)
 
 
 def _at_least(sequence: Sequence, at_least: int, generation: int, mark: WitnessMark | None) -> int:
@@ -262,7 +243,8 @@ def _behind(name: str, mark: WitnessMark, grant: Grant | None) -> str:
     """Return what is behind the mark in the answer of a grant; empty if nothing is."""
     if grant is None:
         return "no such row"
-    step, value = grant.step, grant.value_before
+    step = grant.step
+    value = grant.value_before
     if not mark.is_ahead_of(grant.generation, value, step, counts=counts_ids(name, grant.sequence.reset)):
         return ""
     found = f"value {value} in generation {grant.generation}"

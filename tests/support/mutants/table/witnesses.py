@@ -11,8 +11,7 @@ MUTANTS = (
         "the ids of a grant are not confirmed by the witness",
         Edit(
             "WitnessedStore._grant",
-            "await self._chain.append(name, mark, grant.value_before, grant.generation, grant.last_value,"
-            " grant.sequence.step)",
+            "await self._chain.append(name, mark, grant.value_before, reached)",
             "None",
         ),
         scenarios=("witness-fresh", "witness-race"),
@@ -21,8 +20,8 @@ MUTANTS = (
         "mark-passed-by-a-late-grant",
         "a mark is replaced although it is past the grant",
         Edit(
-            "MarkChain._confirm",
-            "seen.step * step > 0 and seen.generation <= generation and (not seen.is_past(ids.before))",
+            "_confirm",
+            "seen.step * reached.step > 0 and seen.generation <= reached.generation and (not seen.is_past(before))",
             "True",
         ),
         scenarios=("witness-race",),
@@ -70,13 +69,17 @@ MUTANTS = (
     CHAIN.mutant(
         "mark-of-another-direction-moves",
         "a sequence of another direction replaces the mark",
-        Edit("_may_move", "mark.step * step > 0", "True"),
+        Edit("MarkChain.raise_to", "seen.step * reached.step > 0", "True"),
         scenarios=("witness-other",),
     ),
     Place("P6", STORE).mutant(
         "start-without-a-mark",
         "start timestamps are not confirmed by the witness",
-        Edit("WitnessedStore.claim_start", "await self._chain.append(name, mark, start - 1, 0, start, 1)", "pass"),
+        Edit(
+            "WitnessedStore.claim_start",
+            "await self._chain.append(name, mark, start - 1, WitnessMark(0, start, 1))",
+            "pass",
+        ),
         scenarios=("witness-starts",),
     ),
 )
