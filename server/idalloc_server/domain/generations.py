@@ -9,7 +9,6 @@ from idalloc_server.domain.store.protocol import Store
 MARGIN_SECONDS = 1.0
 
 _ATTEMPTS = 5
-_PER_SECOND = 1000
 
 
 def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
@@ -28,7 +27,7 @@ def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
         generation: The newest known generation; 0 for a new sequence.
         clock: Its wall clock is the lower limit.
     """
-    newer = max(generation + 1, _now(clock))
+    newer = max(generation + 1, int(clock.wall() * 1000))
     return newer if sequence.reset == Reset.NEVER else newer | 1
 
 
@@ -58,7 +57,7 @@ async def advance_period(
     row = await store.get(counter)
     for _ in range(_ATTEMPTS):
         # The next even one. Unless the clock was set back, no store had it before.
-        opened = (max(generation, row.generation if row else 0, _now(clock)) // 2 + 1) * 2
+        opened = (max(generation, row.generation if row else 0, int(clock.wall() * 1000)) // 2 + 1) * 2
         await store.open_period(counter, sequence, at_least, opened)
         row = await store.get(counter)
         if row is None or row.last_value is None or row.generation != opened:
@@ -68,7 +67,3 @@ async def advance_period(
     name, _, period = counter.partition(PERIOD_SEPARATOR)
     what = f"period {period} of sequence {name!r}"
     raise StoreUnavailable(f"{what} was changed during each of {_ATTEMPTS} attempts: try again")
-
-
-def _now(clock: Clock) -> int:
-    return int(clock.wall() * _PER_SECOND)

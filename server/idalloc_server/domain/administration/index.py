@@ -16,9 +16,12 @@ from idalloc_server.domain.errors import SequenceInvalid, StoreFailure
 # How many sequences are kept: the first ones by name.
 MAX_KEPT = 10_000
 # How many sequences are read at once, and how much longer than a read the pause after it takes.
-BATCH, PAUSE_RATIO, LONGEST_PAUSE_SECONDS = 250, 20, 5.0
+BATCH = 250
+PAUSE_RATIO = 20
+LONGEST_PAUSE_SECONDS = 5.0
 # The pause between two scans; the shorter one if the list was requested since the last one.
-IDLE_SECONDS, REQUESTED_SECONDS = 60.0, 5.0
+IDLE_SECONDS = 60.0
+REQUESTED_SECONDS = 5.0
 
 _log = structlog.get_logger("idalloc.administration")
 
@@ -34,6 +37,7 @@ class SortKey(StrEnum):
 
 # Names come in their order; without a forecast a sequence is exhausted last.
 _KEYS: dict[SortKey, Callable[[SequenceSummary], float]] = {
+    SortKey.NAME: lambda _: 0.0,
     SortKey.USED: lambda each: each.used_ratio,
     SortKey.RATE: lambda each: each.ids_per_second,
     SortKey.EXHAUSTS: lambda each: float("inf") if each.exhaust_time is None else each.exhaust_time,
@@ -92,25 +96,24 @@ class SequenceIndex:
             limit: The most sequences to return.
         """
         self._requested.set()
-        order = self._order(sort)
+        if sort not in self._sorted:
+            values = [_KEYS[sort](each) for each in self._kept]
+            self._sorted[sort] = sorted(range(len(values)), key=values.__getitem__)
+        order = self._sorted[sort]
         if search:
-            text, folded = search.casefold(), self._folded
-            order = [number for number in order if text in folded[number]]
+            text = search.casefold()
+            order = [number for number in order if text in self._folded[number]]
         if descending:
             order = order[::-1]
         part = [self._kept[number] for number in order[offset : offset + limit]]
         return Found(part, len(order), self._is_complete, self._as_of)
 
-    def _order(self, sort: SortKey) -> list[int]:
-        if sort not in self._sorted:
-            numbers, key = range(len(self._kept)), _KEYS.get(sort)
-            values = [key(each) for each in self._kept] if key else []
-            self._sorted[sort] = sorted(numbers, key=values.__getitem__) if key else list(numbers)
-        return self._sorted[sort]
-
     async def _scan(self) -> None:
-        as_of, after, kept = self._clock.wall(), "", list[SequenceSummary]()
-        is_complete, limit = True, BATCH
+        as_of = self._clock.wall()
+        kept: list[SequenceSummary] = []
+        is_complete = True
+        after = ""
+        limit = BATCH
         while True:
             began = self._clock.boot()
             try:
@@ -126,7 +129,11 @@ class SequenceIndex:
             is_complete = is_complete and len(found) <= room
             if not rows:
                 break
-            after, limit = rows[-1].name, min(BATCH, 2 * limit)
+            after = rows[-1].name
+            limit = min(BATCH, 2 * limit)
             await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, PAUSE_RATIO * (self._clock.boot() - began)))
-        self._kept, self._is_complete, self._as_of = kept, is_complete, as_of
-        self._folded, self._sorted = [each.row.name.casefold() for each in kept], {}
+        self._kept = kept
+        self._is_complete = is_complete
+        self._as_of = as_of
+        self._folded = [each.row.name.casefold() for each in kept]
+        self._sorted = {}

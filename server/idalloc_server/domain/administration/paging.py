@@ -1,8 +1,6 @@
 """Pages of sequences, limited to those that a caller may read."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.patterns import Patterns
@@ -12,10 +10,7 @@ from idalloc_server.domain.store.records import Row
 SCAN_BATCH_ROWS = 1_000
 # Rows scanned for one page; beyond this the page is short.
 MAX_SCANNED_ROWS = 10_000
-# Rows mapped concurrently: each may need a read of its period's counter.
-MAP_CONCURRENCY = 32
 
-_T = TypeVar("_T")
 # Reads rows by the prefix of their names, the name before the first, and the limit.
 Read = Callable[[str, str, int], Awaitable[list[Row]]]
 
@@ -37,38 +32,22 @@ async def read_page(read: Read, prefix: str, after: str, limit: int, visible: Pa
     Raises:
         InvalidRequest: None of ``MAX_SCANNED_ROWS`` names is visible, and more may follow.
     """
-    if visible is None or visible.any_name:
-        rows = await read(prefix, after, limit + 1)
-        return _page(rows, limit)
     found: list[Row] = []
-    scanned = 0
-    for names in visible.ranges(prefix):
-        at_end = names.is_before(after)
-        while not at_end and len(found) <= limit:
-            if scanned >= MAX_SCANNED_ROWS:
-                return _short_page(found, scanned)
-            rows = await read(names.prefix, after, 1 if names.is_single else SCAN_BATCH_ROWS)
-            scanned += len(rows)
-            found += [row for row in rows if names.has(row.name) and visible.match(row.name)]
-            at_end = names.is_single or len(rows) < SCAN_BATCH_ROWS
-            after = after if at_end else rows[-1].name
-    return _page(found, limit)
-
-
-async def map_in_batches(function: Callable[[Row], Awaitable[_T]], rows: list[Row]) -> list[_T]:
-    """Return the function's result for each row, in order; run ``MAP_CONCURRENCY`` at a time."""
-    results: list[_T] = []
-    for start in range(0, len(rows), MAP_CONCURRENCY):
-        results += await asyncio.gather(*(function(row) for row in rows[start : start + MAP_CONCURRENCY]))
-    return results
-
-
-def _short_page(found: list[Row], scanned: int) -> tuple[list[Row], str]:
-    if not found:
-        rule = f"must be longer: the server scanned {scanned} names and found none that you may read"
-        raise InvalidRequest("name_prefix", rule)
-    return found, found[-1].name
-
-
-def _page(rows: list[Row], limit: int) -> tuple[list[Row], str]:
-    return rows[:limit], rows[limit - 1].name if len(rows) > limit else ""
+    if visible is None or visible.any_name:
+        found = await read(prefix, after, limit + 1)
+    else:
+        scanned = 0
+        for names in visible.ranges(prefix):
+            at_end = names.is_before(after)
+            while not at_end and len(found) <= limit:
+                if scanned >= MAX_SCANNED_ROWS:
+                    if not found:
+                        rule = f"must be longer: the server scanned {scanned} names and found none that you may read"
+                        raise InvalidRequest("name_prefix", rule)
+                    return found, found[-1].name
+                rows = await read(names.prefix, after, 1 if names.is_single else SCAN_BATCH_ROWS)
+                scanned += len(rows)
+                found += [row for row in rows if names.has(row.name) and visible.match(row.name)]
+                at_end = names.is_single or len(rows) < SCAN_BATCH_ROWS
+                after = after if at_end else rows[-1].name
+    return found[:limit], found[limit - 1].name if len(found) > limit else ""

@@ -1,16 +1,19 @@
 """Creates, reads, lists, updates, advances and deletes sequences while nodes hold leases (P5)."""
 
 import asyncio
+import hashlib
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import structlog
 
-from idalloc_server.domain.administration.change_tokens import ChangeToken, make_change_token
-from idalloc_server.domain.administration.paging import map_in_batches, read_page
+from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.paging import read_page
 from idalloc_server.domain.administration.summary import SequenceSummary, etag_of, summarize
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.change_events import publish_sequence
@@ -31,7 +34,13 @@ from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.patterns import Patterns
-from idalloc_server.domain.sequences.validation import changed_bound, check_change, check_texts, resolve_settings
+from idalloc_server.domain.sequences.validation import (
+    bound_passed,
+    changed_bound,
+    check_change,
+    check_texts,
+    resolve_settings,
+)
 from idalloc_server.domain.store.protocol import Store, within_timeout
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.reservation import is_reserved, raise_if_reserved, settings_before
@@ -39,7 +48,10 @@ from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired
 
 # Attempts of a change if concurrent changes interfere.
 ATTEMPTS = 5
+# Rows summarized concurrently: each may need a read of its period's counter.
+SUMMARIES_AT_ONCE = 32
 
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _log = structlog.get_logger("idalloc.administration")
 _T = TypeVar("_T")
 # Returns how fast the server issues ids, in ids a second, by the names of counters.
@@ -74,8 +86,20 @@ class SequenceService:
     _changes: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
 
     def change_token(self, request_id: str, content: bytes) -> ChangeToken:
-        """Return the token of a change request, see ``make_change_token``."""
-        return make_change_token(request_id, content, self.random)
+        """Return the token of a change request.
+
+        Args:
+            request_id: The caller's request id, a UUID; empty for a random one.
+            content: The request's method and content.
+
+        Raises:
+            InvalidRequest: The request id is not a UUID.
+        """
+        if not request_id:
+            request_id = str(uuid.UUID(bytes=self.random(16), version=4))
+        elif not _UUID.fullmatch(request_id := request_id.lower()):
+            raise InvalidRequest("request_id", "must be a UUID such as 0b5ff5ea-9b2a-4bf0-8a1c-3f0d6e1f2a77")
+        return ChangeToken(request_id, hashlib.sha256(content).hexdigest()[:16])
 
     async def get(self, name: str, period: str = "") -> SequenceSummary:
         """Return a sequence in a period; empty for the current one.
@@ -103,12 +127,16 @@ class SequenceService:
 
     async def summaries_of(self, rows: list[Row]) -> list[SequenceSummary]:
         """Return the summaries of rows in their current periods."""
-        return await self.at_present_rates(await map_in_batches(self._summary_of, rows))
+        summaries: list[SequenceSummary] = []
+        for start in range(0, len(rows), SUMMARIES_AT_ONCE):
+            summaries += await asyncio.gather(*map(self._summary_of, rows[start : start + SUMMARIES_AT_ONCE]))
+        return await self.at_present_rates(summaries)
 
     async def at_present_rates(self, summaries: list[SequenceSummary]) -> list[SequenceSummary]:
         """Return summaries with the present rates of the server."""
-        get_rates = self.rates or self._own_rates
-        rates, now = await get_rates([each.counter for each in summaries]), self._clock.wall()
+        counters = [each.counter for each in summaries]
+        rates = self._allocator.rates(counters) if self.rates is None else await self.rates(counters)
+        now = self._clock.wall()
         return [each.at_rate(rates.get(each.counter, 0.0), now) for each in summaries]
 
     async def list(
@@ -127,7 +155,7 @@ class SequenceService:
             visible: The names that the caller may read; None for all.
         """
         read = partial(self.read_rows, with_deleted=with_deleted)
-        rows, next_after = await read_page(read, prefix, after, limit, visible)
+        rows, next_after = await read_page(read, prefix, after, limit=limit, visible=visible)
         return await self.summaries_of(rows), next_after
 
     async def parse(self, name: str, text: str) -> ParsedId:
@@ -155,11 +183,33 @@ class SequenceService:
             Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreFailure;
                 SequenceChanged if concurrent changes interfere repeatedly.
         """
+
+        async def plan(row: Row) -> Revision:
+            if not row.deleted:
+                raise SequenceExists(name)
+            if row.last_value is None:
+                raise SequenceInvalid(name, NULL_LAST_VALUE)
+            if is_reserved(row) and given.get("start") is None:
+                raise InvalidRequest("start", f"must be set, past the highest id in use: {row.sequence.description}")
+            counter = (await self._counter(row._replace(sequence=sequence)))[1]
+            check_change(settings_before(row, sequence), sequence, counter)
+            return self._revision(row, sequence, change_token)
+
         check_name(name, "name")
         check_texts({**given, "name": name})
-        has_start = given.get("start") is not None
-        create = self._create(name, resolve_settings(given), has_start, change_token)
-        return await self.summary_of(await self._run_to_completion(name, create))
+        sequence = resolve_settings(given)
+        now = self._clock.wall()
+        new = Row(
+            name,
+            sequence.before_start,
+            sequence,
+            generation=generation_after(sequence, self._allocator.generation_seen(name), self._clock),
+            revised_by=change_token.value,
+            created_at=now,
+            changed_at=now,
+        )
+        row, _ = await self._run_to_completion(name, self._change(name, change_token, plan, new))
+        return await self.summary_of(row)
 
     async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
         """Update settings of a sequence.
@@ -175,15 +225,17 @@ class SequenceService:
                 SequenceChanged, RequestIdReused, StoreFailure.
         """
 
-        async def plan(row: Row) -> _Plan:
-            before, after = row.sequence, resolve_settings(given, row.sequence)
+        async def plan(row: Row) -> Revision:
+            await self._check_changeable(row, etag)
+            before = row.sequence
+            after = resolve_settings(given, before)
             check_change(before, after, (await self._counter(row._replace(sequence=after)))[1])
             ends_leases = replace(after, description=before.description, labels=before.labels) != before
-            return _Plan(self._revision(row, after, change_token, ends_leases=ends_leases))
+            return self._revision(row, after, change_token, ends_leases=ends_leases)
 
         check_name(name, "name")
         check_texts(given)
-        row, ends_leases = await self._run_to_completion(name, self._change(name, etag, change_token, plan))
+        row, ends_leases = await self._run_to_completion(name, self._change(name, change_token, plan))
         return await self._result(row, ends_leases=ends_leases)
 
     async def delete(self, name: str, etag: str, change_token: ChangeToken) -> ChangeResult:
@@ -192,11 +244,12 @@ class SequenceService:
         Arguments and errors are those of ``update``.
         """
 
-        async def plan(row: Row) -> _Plan:
-            return _Plan(self._revision(row, row.sequence, change_token)._replace(deleted=True))
+        async def plan(row: Row) -> Revision:
+            await self._check_changeable(row, etag)
+            return self._revision(row, row.sequence, change_token)._replace(deleted=True)
 
         check_name(name, "name")
-        row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan))
+        row, _ = await self._run_to_completion(name, self._change(name, change_token, plan))
         return await self._result(row)
 
     async def advance(self, name: str, past: int, period: str, etag: str, change_token: ChangeToken) -> ChangeResult:
@@ -216,7 +269,9 @@ class SequenceService:
                 SequenceChanged, RequestIdReused, StoreFailure.
         """
 
-        async def plan(row: Row) -> _Plan:
+        async def plan(row: Row) -> Revision:
+            nonlocal etag
+            await self._check_changeable(row, etag, revives=True)
             sequence = Sequence() if is_reserved(row) else row.sequence
             check_period(sequence, period)
             if sequence.is_past(past, sequence.bound):
@@ -230,15 +285,18 @@ class SequenceService:
                     )
             at_least = sequence.align_before(past)
             if sequence.reset == Reset.NEVER:
-                return _Plan(self._revision(row, sequence, change_token)._replace(at_least=at_least))
+                return self._revision(row, sequence, change_token)._replace(at_least=at_least)
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
             seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
-            opened = await self._call_store(advance_period(self._store, self._clock, counter, sequence, at_least, seen))
+            opened = await self._call_store(
+                advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen)
+            )
+            etag = ""  # The etag matched, and the change must be completed.
             newer = generation_after(sequence, opened, self._clock)
-            return _Plan(self._revision(row, sequence, change_token)._replace(generation=newer), partly_done=True)
+            return self._revision(row, sequence, change_token)._replace(generation=newer)
 
         check_name(name, "name")
-        row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan, revives=True))
+        row, _ = await self._run_to_completion(name, self._change(name, change_token, plan))
         which = period or period_at(row.sequence, self._clock.wall())
         return await self._result(row, which)
 
@@ -247,65 +305,34 @@ class SequenceService:
         if self._changes:
             await asyncio.wait(self._changes)
 
-    async def _create(self, name: str, sequence: Sequence, has_start: bool, change_token: ChangeToken) -> Row:
-        now = self._clock.wall()
-        wanted = Row(
-            name,
-            sequence.before_start,
-            sequence,
-            generation=generation_after(sequence, self._allocator.generation_seen(name), self._clock),
-            revised_by=change_token.value,
-            created_at=now,
-            changed_at=now,
-        )
-        row = wanted
-        for _ in range(ATTEMPTS):
-            row = await self._call_store(self._store.create(wanted))
-            if change_token.wrote(row):
-                publish_sequence(None, row)
-                return row
-            if not row.deleted:
-                raise SequenceExists(name)
-            if row.last_value is None:
-                raise SequenceInvalid(name, NULL_LAST_VALUE)
-            if is_reserved(row) and not has_start:
-                raise InvalidRequest("start", f"must be set, past the highest id in use: {row.sequence.description}")
-            counter = (await self._counter(row._replace(sequence=sequence)))[1]
-            check_change(settings_before(row, sequence), sequence, counter)
-            change = self._revision(row, sequence, change_token)
-            revised = await self._call_store(self._store.revise(name, row.revision, change))
-            if revised is not None and change_token.wrote(revised):
-                publish_sequence(row, revised)
-                return revised
-            if revised is not None and revised.revision == row.revision:
-                raise _bound_passed(sequence, revised)
-        raise SequenceChanged(name, etag_of(row))
-
     async def _change(
-        self, name: str, etag: str, change_token: ChangeToken, plan: "_Planner", *, revives: bool = False
+        self, name: str, change_token: ChangeToken, plan: Callable[[Row], Awaitable[Revision]], new: Row | None = None
     ) -> tuple[Row, bool]:
-        """Apply ``plan``, despite concurrent changes; return the row, and whether leases end."""
-        row = await self._call_store(self._store.get(name))
+        """Apply ``plan`` to a row despite concurrent changes, or create ``new`` if there is none.
+
+        Returns:
+            The row after the change, and whether leases end.
+        """
+        revised = None if new else await self._call_store(self._store.get(name))
         for _ in range(ATTEMPTS):
+            row = await self._call_store(self._store.create(new)) if new else revised
             if row is None:
                 raise SequenceNotFound(name)
             if change_token.wrote(row):
-                return row, True  # A retry: assume that leases had to end.
-            await self._check_changeable(row, etag, revives=revives)
-            change, partly_done = await plan(row)
+                if new:
+                    publish_sequence(None, row)
+                return row, True  # If it is a retry: assume that leases had to end.
+            change = await plan(row)
             revised = await self._call_store(self._store.revise(name, row.revision, change))
             if revised is not None and change_token.wrote(revised):
                 publish_sequence(row, revised)
-                self.generations_ended += change.ends_leases
+                self.generations_ended += change.ends_leases and not new
                 return revised, change.ends_leases
             if revised is not None and revised.revision == row.revision:
-                raise _bound_passed(change.sequence, revised)
-            if partly_done:
-                etag = ""  # The etag matched, and the change must be completed.
-            row = revised
-        raise SequenceChanged(name, etag_of(row) if row else "")
+                raise bound_passed(change.sequence, revised.last_value)
+        raise SequenceChanged(name, etag_of(revised) if revised else "")
 
-    async def _check_changeable(self, row: Row, etag: str, *, revives: bool) -> None:
+    async def _check_changeable(self, row: Row, etag: str, *, revives: bool = False) -> None:
         """Check that a row is not deleted, and has a counter and the etag, unless that is empty."""
         if row.deleted and not (revives and is_reserved(row)):
             await self._raise_deleted(row)
@@ -319,10 +346,14 @@ class SequenceService:
     ) -> Revision:
         # A restored store may be behind a generation that this node saw.
         seen = max(row.generation, self._allocator.generation_seen(row.name))
-        generation = generation_after(sequence, seen, self._clock) if ends_leases else 1
-        limit = changed_bound(row.sequence, sequence)
         return Revision(
-            sequence, sequence.before_start, change_token.value, self._clock.wall(), ends_leases, generation, limit
+            sequence,
+            sequence.before_start,
+            change_token.value,
+            self._clock.wall(),
+            ends_leases=ends_leases,
+            generation=generation_after(sequence, seen, self._clock) if ends_leases else 1,
+            limit=changed_bound(row.sequence, sequence),
         )
 
     async def _get_live_row(self, name: str) -> Row:
@@ -358,9 +389,6 @@ class SequenceService:
             return SequenceSummary(row)
         return summarize(row, *await self._counter(row, period))
 
-    async def _own_rates(self, counters: Iterable[str]) -> Mapping[str, float]:
-        return self._allocator.rates(counters)
-
     async def _result(self, row: Row, period: str = "", *, ends_leases: bool = True) -> ChangeResult:
         summary = await self.summary_of(row, period)
         delay = row.lease_ms / 1000 + MARGIN_SECONDS if ends_leases and row.lease_ms else 0.0
@@ -391,18 +419,3 @@ class SequenceService:
 
     async def _call_store(self, call: Awaitable[_T]) -> _T:
         return await within_timeout(self.store_timeout, call)
-
-
-class _Plan(NamedTuple):
-    """How to change a row."""
-
-    change: Revision
-    partly_done: bool = False  # whether a part is already written, so that the rest must follow
-
-
-_Planner = Callable[[Row], Awaitable[_Plan]]
-
-
-def _bound_passed(sequence: Sequence, row: Row) -> InvalidRequest:
-    field, limit = ("max_value", "at least") if sequence.step > 0 else ("min_value", "at most")
-    return InvalidRequest(field, f"must be {limit} {row.last_value}, the counter's value; is {sequence.bound}")

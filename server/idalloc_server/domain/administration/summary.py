@@ -39,22 +39,17 @@ class SequenceSummary:
 
         ``now`` is in seconds since 1970.
         """
-        if self.row.last_value is None or self.row.sequence.kind != Kind.COUNTER:
-            return self  # Timestamps do not count ids.
-        return replace(self, ids_per_second=rate, exhaust_time=self._exhaust_time(rate, now))
-
-    def _exhaust_time(self, rate: float, now: float) -> float | None:
         sequence = self.row.sequence
-        if self.row.deleted:
-            return None
+        if self.row.last_value is None or sequence.kind != Kind.COUNTER:
+            return self  # Timestamps do not count ids.
+        at = None
         if self.remaining == 0:
-            return now
-        if rate <= 0:
-            return None
-        at = now + self.remaining / rate
-        if at >= _YEAR_10000 or (sequence.reset != Reset.NEVER and at >= period_end(sequence, now)):
-            return None
-        return at
+            at = now
+        elif rate > 0:
+            at = now + self.remaining / rate
+            if at >= _YEAR_10000 or (sequence.reset != Reset.NEVER and at >= period_end(sequence, now)):
+                at = None
+        return replace(self, ids_per_second=rate, exhaust_time=None if self.row.deleted else at)
 
 
 def etag_of(row: Row) -> str:
@@ -74,7 +69,7 @@ def summarize(row: Row, period: str, last_value: int) -> SequenceSummary:
     return SequenceSummary(
         row,
         period,
-        None if last_value == sequence.before_start else last_value,
-        remaining,
-        used / total if total else 1.0,
+        last_value=None if last_value == sequence.before_start else last_value,
+        remaining=remaining,
+        used_ratio=used / total if total else 1.0,
     )

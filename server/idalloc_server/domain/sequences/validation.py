@@ -20,16 +20,18 @@ MAX_LEASE_SIZE = 10_000_000
 # Timestamps up to 2200-01-01 must fit in a sequence of them, and in its format.
 _SECONDS_TO_2200 = 7_258_118_400
 
-_NUMBERS = (
-    "start", "step", "min_value", "max_value", "offset", "increment", "min_lease_size", "max_lease_size",
-)  # fmt: skip
+_BOUNDS = ("min_value", "max_value")
+_LEASE_SIZES = ("min_lease_size", "max_lease_size")
 _TEXTS = ("description", "format", "time_zone")
 _CHOICES: dict[str, type[IntEnum]] = {"kind": Kind, "ordering": Ordering, "reset": Reset}
-_SETTINGS = {*_NUMBERS, *_TEXTS, *_CHOICES, "labels", "json_safe"}
+_SETTINGS = {
+    "start", "step", "offset", "increment", "labels", "json_safe", *_BOUNDS, *_LEASE_SIZES, *_TEXTS, *_CHOICES,
+}  # fmt: skip
 # The types of settings, and the rule for their errors; any other setting is a number.
-_TYPES: dict[str, tuple[type, str]] = {
+_TYPES: dict[str, tuple[type[Any], str]] = {
     **dict.fromkeys(_TEXTS, (str, "must be text")),
     "json_safe": (bool, "must be true or false"),
+    "labels": (Mapping, "must be a mapping of text to text"),
 }
 # Settings for which 0 means unset: proto3 does not distinguish the two.
 _ZERO_IS_UNSET = {"offset", "increment", *_CHOICES}
@@ -62,9 +64,9 @@ def resolve_settings(given: Mapping[str, Any], before: Sequence | None = None) -
     json_safe = bool(typed.get("json_safe"))
     step = _step(typed, resolve("step", defaults.step))
     min_value = resolve("min_value", defaults.min_value)
-    max_value = _max_value(typed, before, template, json_safe, min_value)
+    max_value = _max_value(typed, before, template, json_safe=json_safe, min_value=min_value)
     sequence = Sequence(
-        start=_start(typed, before, step, min_value, max_value),
+        start=_start(typed, before, step, min_value=min_value, max_value=max_value),
         step=step,
         min_value=min_value,
         max_value=max_value,
@@ -80,7 +82,6 @@ def resolve_settings(given: Mapping[str, Any], before: Sequence | None = None) -
     )
     _check_text_lengths(sequence)
     _check_numbers(sequence, json_safe)
-    _check_lease_sizes(sequence)
     if is_timestamp:
         _check_timestamps(sequence)
     load_zone(sequence.time_zone)
@@ -117,14 +118,20 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
         InvalidRequest: The change is not allowed; the error names the field.
     """
     for name in ("kind", "reset", "time_zone"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new:
-            raise InvalidRequest(name, f"cannot be changed from {_name(old)} to {_name(new)}")
+        values = (getattr(before, name), getattr(after, name))
+        if values[0] != values[1]:
+            old, new = (value.name if isinstance(value, IntEnum) else repr(value) for value in values)
+            raise InvalidRequest(name, f"cannot be changed from {old} to {new}")
     if (before.step > 0) != (after.step > 0):
         raise InvalidRequest("step", f"cannot change its sign, from {before.step} to {after.step}")
     if after.bound != before.bound and after.is_past(last_value, after.bound):
-        field, limit = ("max_value", "at least") if after.step > 0 else ("min_value", "at most")
-        raise InvalidRequest(field, f"must be {limit} {last_value}, the counter's value; is {after.bound}")
+        raise bound_passed(after, last_value)
+
+
+def bound_passed(sequence: Sequence, last_value: int | None) -> InvalidRequest:
+    """Return the error of a new bound that the counter has passed."""
+    field, limit = ("max_value", "at least") if sequence.step > 0 else ("min_value", "at most")
+    return InvalidRequest(field, f"must be {limit} {last_value}, the counter's value; is {sequence.bound}")
 
 
 def changed_bound(before: Sequence, after: Sequence) -> int | None:
@@ -135,26 +142,20 @@ def changed_bound(before: Sequence, after: Sequence) -> int | None:
     return after.bound if after.bound != before.bound and after.reset == Reset.NEVER else None
 
 
-def _typed(name: str, value: object) -> object:
+def _typed(name: str, value: Any) -> object:
     if name not in _SETTINGS:
         raise InvalidRequest(name, "is not a setting of a sequence")
     if value is None or (name in _ZERO_IS_UNSET and value == 0):
         return None
-    if name == "labels":
-        return _labels(value)
     wanted, rule = _TYPES.get(name, (int, "must be a whole number"))
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
         raise InvalidRequest(name, rule)
-    return _choice(name, value) if name in _CHOICES else value
-
-
-def _labels(value: object) -> Mapping[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
-        raise InvalidRequest("labels", "must be a mapping of text to text")
-    return MappingProxyType(dict(value))
-
-
-def _choice(name: str, value: Any) -> IntEnum:
+    if isinstance(value, Mapping):
+        if not all(isinstance(text, str) for pair in value.items() for text in pair):
+            raise InvalidRequest(name, rule)
+        return MappingProxyType(dict(value))
+    if name not in _CHOICES:
+        return value
     try:
         return _CHOICES[name](value)
     except ValueError:
@@ -164,7 +165,8 @@ def _choice(name: str, value: Any) -> IntEnum:
 
 def _step(typed: Mapping[str, Any], default: int) -> int:
     """Return the step: ``increment`` if it is set, else ``default``."""
-    offset, increment = typed.get("offset"), typed.get("increment")
+    offset = typed.get("offset")
+    increment = typed.get("increment")
     if increment is None:
         if offset is not None:
             raise InvalidRequest("offset", "must be set together with increment")
@@ -226,44 +228,50 @@ def _check_text_lengths(sequence: Sequence) -> None:
 
 
 def _check_numbers(sequence: Sequence, json_safe: bool) -> None:
-    start, step, min_value, max_value = sequence.start, sequence.step, sequence.min_value, sequence.max_value
+    step = sequence.step
+    least = sequence.min_value
+    most = sequence.max_value
     if step == 0 or abs(step) > MAX_STEP:
         raise InvalidRequest("step", f"must be {-MAX_STEP} to {MAX_STEP} and not 0; is {step}")
-    for name, bound in (("min_value", min_value), ("max_value", max_value)):
+    for name in _BOUNDS:
+        bound = getattr(sequence, name)
         if not MIN_ID <= bound <= MAX_ID:
             raise InvalidRequest(name, f"must be {MIN_ID} to {MAX_ID}; is {bound}")
         if json_safe and abs(bound) > MAX_JSON_SAFE:
             raise InvalidRequest(
                 name, f"must be {-MAX_JSON_SAFE} to {MAX_JSON_SAFE}, since json_safe is set; is {bound}"
             )
-    if min_value > max_value:
-        raise InvalidRequest("min_value", f"must be at most max_value, {max_value}; is {min_value}")
-    if not min_value <= start <= max_value:
-        raise InvalidRequest("start", f"must be min_value to max_value, {min_value} to {max_value}; is {start}")
+    if least > most:
+        raise InvalidRequest("min_value", f"must be at most max_value, {most}; is {least}")
+    if not least <= sequence.start <= most:
+        raise InvalidRequest("start", f"must be min_value to max_value, {least} to {most}; is {sequence.start}")
     if sequence.before_start > MAX_ID:
-        raise InvalidRequest("start", f"must be at most {MAX_ID + step}: the store must hold start - step; is {start}")
-
-
-def _check_lease_sizes(sequence: Sequence) -> None:
-    smallest, largest = sequence.min_lease_size, sequence.max_lease_size
-    for name, size in (("min_lease_size", smallest), ("max_lease_size", largest)):
-        if not 0 <= size <= MAX_LEASE_SIZE:
+        raise InvalidRequest(
+            "start", f"must be at most {MAX_ID + step}: the store must hold start - step; is {sequence.start}"
+        )
+    for name in _LEASE_SIZES:
+        if not 0 <= (size := getattr(sequence, name)) <= MAX_LEASE_SIZE:
             raise InvalidRequest(name, f"must be 0 to {MAX_LEASE_SIZE}; is {size}")
-    if largest and smallest > largest:
-        raise InvalidRequest("min_lease_size", f"must be at most max_lease_size, {largest}; is {smallest}")
+    largest = sequence.max_lease_size
+    if largest and sequence.min_lease_size > largest:
+        raise InvalidRequest(
+            "min_lease_size", f"must be at most max_lease_size, {largest}; is {sequence.min_lease_size}"
+        )
 
 
 def _check_timestamps(sequence: Sequence) -> None:
     kind = sequence.kind.name
-    if sequence.step != 1:
-        raise InvalidRequest("step", f"must be 1 if kind is {kind}; is {sequence.step}")
-    if sequence.ordering != Ordering.RISING:
-        raise InvalidRequest("ordering", f"must be RISING or unset if kind is {kind}; is {sequence.ordering.name}")
-    if sequence.reset != Reset.NEVER:
-        raise InvalidRequest("reset", f"must be NEVER if kind is {kind}; is {sequence.reset.name}")
-    for name in ("min_value", "start"):
-        if (value := getattr(sequence, name)) != 1:
-            raise InvalidRequest(name, f"must be 1 or unset if kind is {kind}: the clock sets the first id; is {value}")
+    of_clock = f"1 or unset if kind is {kind}: the clock sets the first id"
+    for name, wanted, rule in (
+        ("step", 1, f"1 if kind is {kind}"),
+        ("ordering", Ordering.RISING, f"RISING or unset if kind is {kind}"),
+        ("reset", Reset.NEVER, f"NEVER if kind is {kind}"),
+        ("min_value", 1, of_clock),
+        ("start", 1, of_clock),
+    ):
+        value = getattr(sequence, name)
+        if value != wanted:
+            raise InvalidRequest(name, f"must be {rule}; is {value.name if isinstance(value, IntEnum) else value}")
     room = compile_format(sequence.format).largest_value
     least = _SECONDS_TO_2200 * sequence.kind.per_second
     if room is not None and room < least:
@@ -274,7 +282,3 @@ def _check_timestamps(sequence: Sequence) -> None:
         raise InvalidRequest(
             "max_value", f"must be at least {least}, the year 2200, if kind is {kind}; is {sequence.max_value}"
         )
-
-
-def _name(value: object) -> str:
-    return value.name if isinstance(value, IntEnum) else repr(value)

@@ -43,9 +43,9 @@ MUTANTS = (
         "create-takes-over-a-sequence",
         "the change token of a created row is not compared: an existing sequence is returned as a new one",
         Edit(
-            "SequenceService._create",
-            "if change_token.wrote(row):\n    publish_sequence(None, row)\n    return row",
-            "if not row.deleted:\n    publish_sequence(None, row)\n    return row",
+            "SequenceService._change",
+            "change_token.wrote(row)",
+            "change_token.wrote(row) or (new and (not row.deleted))",
         ),
         scenarios=("two-changes",),
     ),
@@ -62,7 +62,7 @@ MUTANTS = (
     GENERATIONS.mutant(
         "generation-without-the-clock",
         "a new generation is one more than the last: a restored store repeats generations",
-        Edit("generation_after", "max(generation + 1, _now(clock))", "generation + 1"),
+        Edit("generation_after", "max(generation + 1, int(clock.wall() * 1000))", "generation + 1"),
         scenarios=("advance-renewal",),
     ),
     GENERATIONS.mutant(
@@ -76,8 +76,8 @@ MUTANTS = (
         "an advance opens a period's counter in any generation, also in one that nodes use",
         Edit(
             "advance_period",
-            "(max(generation, row.generation if row else 0, _now(clock)) // 2 + 1) * 2",
-            "max(generation, row.generation if row else 0, _now(clock)) + 1",
+            "(max(generation, row.generation if row else 0, int(clock.wall() * 1000)) // 2 + 1) * 2",
+            "max(generation, row.generation if row else 0, int(clock.wall() * 1000)) + 1",
         ),
         scenarios=("update-interrupted",),
     ),
@@ -93,11 +93,11 @@ MUTANTS = (
         Edit(
             "SequenceService.advance.plan",
             "opened = await self._call_store("
-            "advance_period(self._store, self._clock, counter, sequence, at_least, seen))",
+            "advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen))",
             "await self._call_store("
             "self._store.revise(name, row.revision, self._revision(row, sequence, change_token)))\n"
             "opened = await self._call_store("
-            "advance_period(self._store, self._clock, counter, sequence, at_least, seen))",
+            "advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen))",
         ),
         scenarios=("retried-advance",),
     ),
