@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
+from operator import attrgetter
 
 import structlog
 
@@ -19,15 +21,18 @@ from idalloc_server.domain.errors import (
     SequenceDeleted,
     SequenceExhausted,
     ServerDraining,
+    StoreOutcomeUnknown,
 )
-from idalloc_server.domain.idempotency.answer_log import AnswerLog
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
+from idalloc_server.domain.store.batches import Batches
 from idalloc_server.domain.store.protocol import Store, within_timeout
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import SeenRecords
 
+# The most answers that one statement records.
+MAX_BATCH_ROWS = 200
 # The most answers that one statement removes, and how often old answers are removed.
 PRUNE_BATCH_ROWS = 1000
 MAX_PRUNE_INTERVAL = 60.0
@@ -36,6 +41,8 @@ PRUNES_PER_WINDOW = 10
 WARNING_ROWS = 1_000_000
 COUNT_INTERVAL = 60.0
 
+# The key of recorded ids: numbers repeat in each period.
+_identity = attrgetter("sequence", "generation", "period", "first_id")
 _log = structlog.get_logger("idalloc.request_ids")
 
 
@@ -91,10 +98,9 @@ class IdempotentAllocator:
     _seen_records: SeenRecords = field(default_factory=SeenRecords, init=False)
     _next_count_at: float = field(default=-math.inf, init=False)
     _has_warned: bool = field(default=False, init=False)
-    _answers: AnswerLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self._answers = AnswerLog(self._store, self.store_timeout)
+        self._answers = Batches("record answers", self._record, MAX_BATCH_ROWS)
 
     async def allocate_once(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
         """Allocate ids, or return those of an earlier call with the same request id.
@@ -139,14 +145,21 @@ class IdempotentAllocator:
         return taken, recorded_prefix
 
     async def _wait_as_caller(self, call: _Call) -> None:
-        """Wait for the end of a call. The last caller that is cancelled abandons the call."""
+        """Wait for the end of a call.
+
+        The last caller that is cancelled also cancels the call, unless it has ids: these are
+        recorded for a retry.
+        """
         call.callers += 1
         try:
             await asyncio.wait({call.task})
         except asyncio.CancelledError:
             call.callers -= 1
-            if not call.callers:
-                self._abandon_call(call)
+            if not call.callers and call.task.done():
+                self._burn(call, BurnCause.CANCELLED)
+            elif not call.callers and call.taken is None:
+                del self._calls[call.request_id]
+                call.task.cancel()
             raise
 
     async def finish_recording(self) -> None:
@@ -212,28 +225,23 @@ class IdempotentAllocator:
         return call
 
     def _finish(self, call: _Call) -> None:
-        self._remove(call)
-        if not call.task.cancelled():
-            call.task.exception()  # retrieved: asyncio would log it if all callers are cancelled
-
-    def _remove(self, call: _Call) -> None:
         if self._calls.get(call.request_id) is call:
             del self._calls[call.request_id]
-
-    def _abandon_call(self, call: _Call) -> None:
-        """Cancel a call without callers, unless it has ids: these are recorded for a retry."""
-        if call.task.done():
-            self._burn(call, BurnCause.CANCELLED)
-        elif call.taken is None:
-            self._remove(call)
-            call.task.cancel()
+        if not call.task.cancelled():
+            call.task.exception()  # retrieved: asyncio would log it if all callers are cancelled
 
     async def _answer(self, call: _Call) -> tuple[IdRange, int]:
         """Allocate and record ids; return them, or the answer that is recorded already."""
         try:
             taken = await self._allocator.issue(call.sequence, call.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
-            return await self._replay_or_raise(call, refusal)
+            found = await within_timeout(self.store_timeout, self._store.recorded(call.request_id))
+            if found is None:
+                raise
+            call.check_same(found)
+            if isinstance(refusal, SequenceDeleted):
+                raise _burned(found) from None
+            return await self._replay(call, found, await self._prove_generation(found))
         call.taken = taken = with_date(taken, self._clock.wall())
         self._undelivered.add(call)
         allocation = RecordedAllocation(
@@ -249,7 +257,7 @@ class IdempotentAllocator:
             window_ms=math.ceil(self.window * 1000),
         )
         try:
-            recorded = await self._answers.write(allocation)
+            recorded = await self._answers.add(allocation)
         except BaseException:
             self._burn(call, BurnCause.UNKNOWN_OUTCOME)
             raise
@@ -260,15 +268,16 @@ class IdempotentAllocator:
             self._burn(call, BurnCause.CANCELLED)
         return taken, call.prefix
 
-    async def _replay_or_raise(self, call: _Call, refusal: Refusal) -> tuple[IdRange, int]:
-        """Return the ids recorded for the request id, or raise ``refusal`` if there are none."""
-        recorded = await within_timeout(self.store_timeout, self._store.recorded(call.request_id))
-        if recorded is None:
-            raise refusal
-        call.check_same(recorded)
-        if isinstance(refusal, SequenceDeleted):
-            raise _burned(recorded)
-        return await self._replay(call, recorded, await self._prove_generation(recorded))
+    async def _record(self, batch: list[RecordedAllocation]) -> Iterable[RecordedAllocation | Exception]:
+        """Record answers, and return the recorded one of each request id: the first one wins."""
+        try:
+            stored = await within_timeout(self.store_timeout, self._store.record(batch))
+        except Exception as error:
+            if not isinstance(error, Refusal):
+                _log.exception("record_failed")
+            raise
+        unknown = StoreOutcomeUnknown("the store did not return the answer recorded for the request_id; try again")
+        return [stored.get(each.request_id, unknown) for each in batch]
 
     async def _replay(self, call: _Call, recorded: RecordedAllocation, proof: IdRange) -> tuple[IdRange, int]:
         """Return the recorded ids again, if they are of the generation of ``proof``."""
@@ -282,8 +291,10 @@ class IdempotentAllocator:
             raise _burned(recorded)
         # They expire with the proof: a change that ends the proven generation is effective after
         # that.
-        first_id, id_count, step, period = recorded.first_id, recorded.id_count, recorded.step, recorded.period
-        return proof._replace(first_id=first_id, id_count=id_count, step=step, period=period), recorded.prefix
+        again = proof._replace(
+            first_id=recorded.first_id, id_count=recorded.id_count, step=recorded.step, period=recorded.period
+        )
+        return again, recorded.prefix
 
     async def _prove_generation(self, recorded: RecordedAllocation) -> IdRange:
         try:
@@ -298,11 +309,6 @@ class IdempotentAllocator:
             period = taken.period if taken.sequence.reset != Reset.NEVER else ""  # else it is the date of the texts
             self._allocator.burned.add(call.sequence, period, cause, taken.id_count)
         self._undelivered.discard(call)
-
-
-def _identity(allocation: RecordedAllocation) -> tuple[str, int, str, int]:
-    """Return the key of the ids: numbers repeat in each period."""
-    return (allocation.sequence, allocation.generation, allocation.period, allocation.first_id)
 
 
 def _burned(recorded: RecordedAllocation) -> RequestIdBurned:

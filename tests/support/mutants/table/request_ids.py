@@ -11,24 +11,24 @@ MUTANTS = (
         "an answer is sent before it is recorded",
         Edit(
             "IdempotentAllocator._answer",
-            "recorded = await self._answers.write(allocation)",
-            "recorded = allocation\nasyncio.ensure_future(self._answers.write(allocation))",
+            "recorded = await self._answers.add(allocation)",
+            "recorded = allocation\nasyncio.ensure_future(self._answers.add(allocation))",
         ),
         scenarios=SCENARIOS,
     ),
-    Place("P7", "idalloc_server.domain.idempotency.answer_log").mutant(
+    Place("P7", ALLOCATOR).mutant(
         "own-answer-wins",
         "of two recorded answers the own one counts, not the first one",
-        Edit("AnswerLog._write", "stored.get(each.request_id, unknown)", "each"),
+        Edit("IdempotentAllocator._record", "stored.get(each.request_id, unknown)", "each"),
         scenarios=SCENARIOS,
     ),
     Place("P7", ALLOCATOR).mutant(
         "identity-without-the-period",
         "answers of two periods with the same numbers count as one",
         Edit(
-            "_identity",
-            "(allocation.sequence, allocation.generation, allocation.period, allocation.first_id)",
-            "(allocation.sequence, allocation.generation, allocation.first_id)",
+            "",
+            "attrgetter('sequence', 'generation', 'period', 'first_id')",
+            "attrgetter('sequence', 'generation', 'first_id')",
         ),
         scenarios=("request-period",),
     ),
@@ -59,7 +59,7 @@ MUTANTS = (
     Place("P7", ALLOCATOR).mutant(
         "record-of-a-cancelled-call-ends",
         "the record of an answer ends with its cancelled caller",
-        Edit("IdempotentAllocator._abandon_call", "call.taken is None", "True"),
+        Edit("IdempotentAllocator._wait_as_caller", "call.taken is None", "True"),
         scenarios=("request-stop",),
     ),
     Place("P9", ALLOCATOR).mutant(

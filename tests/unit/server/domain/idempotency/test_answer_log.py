@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.idempotency.answer_log import MAX_BATCH_ROWS
+from idalloc_server.domain.idempotency.allocator import MAX_BATCH_ROWS
 from tests.support.fake_store import Fault, MemoryStore, unreachable
 from tests.unit.server.domain.idempotency.conftest import ONE, OTHER, Node, until
 
@@ -125,7 +125,7 @@ class TestSharing:
         first = asyncio.create_task(node.take(5, ONE))
         await until(lambda: store.calls_of("record"))
         second = asyncio.create_task(node.take(5, OTHER))
-        await until(lambda: node.request_ids._answers._batches._waiting)
+        await until(lambda: node.request_ids._answers._waiting)
         gate.set()
         with pytest.raises(StoreUnreachable):
             await first
