@@ -43,9 +43,7 @@ class UuidGenerator:
         self._clock = clock
         self._random = random
         self._current_pid = process.pid
-        self._head = 0  # unix_ts_ms << 12 | rand_a
-        self._rand_b = self._new_rand_b()
-        self._pid = process.pid()
+        self._start_at(0)
         process.register(self)
 
     def v4(self, count: int) -> list[bytes]:
@@ -78,12 +76,9 @@ class UuidGenerator:
         self._pid = NO_PROCESS
 
     def _start_at(self, head: int) -> None:
-        self._head = head
-        self._rand_b = self._new_rand_b()
+        self._head = head  # unix_ts_ms << 12 | rand_a
+        self._rand_b = int.from_bytes(self._random(8), "big") >> _NEW_RAND_B_SHIFT
         self._pid = self._current_pid()
-
-    def _new_rand_b(self) -> int:
-        return int.from_bytes(self._random(8), "big") >> _NEW_RAND_B_SHIFT
 
     def _count_up(self, count: int) -> list[int]:
         """Return the current rand_b and the next ``count`` values, each 1 to 2^32 larger."""

@@ -12,7 +12,7 @@ import sys
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from idalloc_server.domain import change_events
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
@@ -81,7 +81,9 @@ class DocIdRun(NamedTuple):
         if self.id_count == 1:
             return [self.first_doc_id]
         head = f"{self.prefix:04x}{self.timestamp:08x}"
-        serial, last, step = self.first, self.last, self.step
+        serial = self.first
+        last = self.last
+        step = self.step
         if step > _MAX_TABLE_STEP:
             serials = array("Q", range(serial, last + 1, step))
             if sys.byteorder == "little":
@@ -98,7 +100,7 @@ class DocIdRun(NamedTuple):
 
 
 def _runs_before_overflow(
-    start: StartTimestamp, serial: int, offset: int, increment: int, count: int
+    start: StartTimestamp, serial: int, *, offset: int, increment: int, count: int
 ) -> tuple[list[DocIdRun], int]:
     """Apply ``next_serial`` up to ``count`` times, until the serial overflows, in closed form.
 
@@ -193,16 +195,22 @@ class DocIdGenerator:
         if self._pid != self._current_pid():
             raise StoreUnavailable("this process is a fork of the server: it must claim its own start timestamp")
         if (offset | increment) >> 16 or not 0 < count <= MAX_COUNT:
-            _raise_out_of_range(count, offset, increment)
+            for name, value in (("auto_increment_offset", offset), ("auto_increment_increment", increment)):
+                if not 0 <= value <= MAX_STEP:
+                    raise InvalidRequest(name, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
+            raise InvalidRequest("id_count", f"must be between 1 and {MAX_COUNT}, not {count}")
         if self._claim is not None and not self._claim.done():
             return None
         offset = offset or self.offset
         increment = increment or self.increment
-        runs, missing = _runs_before_overflow(self._start, self._serial, offset, increment, count)
+        runs, missing = _runs_before_overflow(
+            self._start, self._serial, offset=offset, increment=increment, count=count
+        )
         if missing:  # overflow: continue at the offset, under the next start timestamp
             if self._next_start is None:
                 return None
-            self._start, self._next_start = self._next_start, None
+            self._start = self._next_start
+            self._next_start = None
             runs.append(DocIdRun(*self._start, offset, max(increment, 1), missing))
         self._serial = runs[-1].last
         self.issued += count
@@ -222,7 +230,16 @@ class DocIdGenerator:
             ServerDraining: ``cancel_claims`` was called.
         """
         while (runs := self.issue_now(count, offset, increment)) is None:
-            await self._wait_for_claim()
+            claim = self._claim
+            if claim is None or claim.done():
+                if self._closed:
+                    raise ServerDraining
+                claim = self._claim = asyncio.create_task(self._claim_start(), name="claim a start timestamp")
+            await asyncio.wait({claim})
+            if claim.cancelled():
+                raise ServerDraining
+            if refusal := claim.result():
+                raise refusal.with_traceback(None)  # each raise by a waiting caller would extend it
         return runs
 
     async def change(self, *, save: Save | None = None, **given: int) -> None:
@@ -271,19 +288,6 @@ class DocIdGenerator:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _wait_for_claim(self) -> None:
-        """Wait for the claim in progress, or start one."""
-        claim = self._claim
-        if claim is None or claim.done():
-            if self._closed:
-                raise ServerDraining
-            claim = self._claim = asyncio.create_task(self._claim_start(), name="claim a start timestamp")
-        await asyncio.wait({claim})
-        if claim.cancelled():
-            raise ServerDraining
-        if refusal := claim.result():
-            raise refusal.with_traceback(None)  # each raise by a waiting caller would extend it
-
     async def _claim_start(self) -> Refusal | None:
         """Claim the next start timestamp.
 
@@ -303,7 +307,8 @@ class DocIdGenerator:
         Returns an error rather than raising it: the caller may be cancelled.
         """
         async with self._change_lock:
-            old_prefix, start = self.prefix, None
+            old_prefix = self.prefix
+            start = None
             try:
                 if given.get("prefix", old_prefix) != old_prefix:
                     start = await self._start_timestamps.claim(given["prefix"])
@@ -318,16 +323,10 @@ class DocIdGenerator:
             self.offset = given.get("auto_increment_offset", self.offset)
             self.increment = given.get("auto_increment_increment", self.increment)
             if start is not None:
-                self._start, self._next_start = start, None
-                self._start_timestamps.switch_to(start)
+                self._start = start
+                self._next_start = None
+                self._start_timestamps.prefix = start.prefix
             change_events.publish_settings(before, self.settings)
             if start is not None:
                 await self._start_timestamps.release(old_prefix)
         return None
-
-
-def _raise_out_of_range(count: int, offset: int, increment: int) -> NoReturn:
-    for name, value in (("auto_increment_offset", offset), ("auto_increment_increment", increment)):
-        if not 0 <= value <= MAX_STEP:
-            raise InvalidRequest(name, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
-    raise InvalidRequest("id_count", f"must be between 1 and {MAX_COUNT}, not {count}")

@@ -83,7 +83,7 @@ class StartTimestamps:
     async def claim(self, prefix: int) -> StartTimestamp:
         """Claim a start timestamp under any prefix: the clock's, or the next unclaimed one.
 
-        The current prefix stays until ``switch_to``; ``release`` gives the new one up.
+        The current ``prefix`` stays until the caller sets it; ``release`` gives the new one up.
 
         Raises:
             DocIdTimestampRefused: The clock is wrong, no timestamp below 2^32 is left, or the store
@@ -96,14 +96,19 @@ class StartTimestamps:
         if claim.start_timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_exhausted(prefix), prefix=prefix)
         self.has_conflict = claim.holder != self.holder
+        if self.has_conflict and self.prefix_conflict == "refuse":
+            raise PrefixInUse(prefix, claim.holder)
         if self.has_conflict:
-            self._handle_conflict(prefix, claim)
+            # Ids stay unique, but the ids of the two nodes are not in one rising order.
+            _log.warning(
+                "prefix_conflict",
+                prefix=prefix,
+                holder=claim.holder,
+                seen_at=claim.seen_at,
+                next_step="give this node or the other one another node_prefix",
+            )
         self._claimed[prefix] = claim.start_timestamp
         return StartTimestamp(prefix, claim.start_timestamp)
-
-    def switch_to(self, start: StartTimestamp) -> None:
-        """Switch to the prefix of a claim. The caller releases the old prefix."""
-        self.prefix = start.prefix
 
     async def claim_next(self, after: int) -> StartTimestamp:
         """Claim a start timestamp later than ``after`` under the current prefix.
@@ -180,18 +185,6 @@ class StartTimestamps:
                 "correct the clock, or raise max_clock_skew"
             )
         return after
-
-    def _handle_conflict(self, prefix: int, claim: Claim) -> None:
-        if self.prefix_conflict == "refuse":
-            raise PrefixInUse(prefix, claim.holder)
-        # Ids stay unique, but the ids of the two nodes are not in one rising order.
-        _log.warning(
-            "prefix_conflict",
-            prefix=prefix,
-            holder=claim.holder,
-            seen_at=claim.seen_at,
-            next_step="give this node or the other one another node_prefix",
-        )
 
 
 class _WrongClock(DocIdTimestampRefused):

@@ -279,7 +279,7 @@ class TestHeartbeats:
         await start_timestamps.start()
         start = await start_timestamps.claim(8)
         assert (start, start_timestamps.prefix) == (StartTimestamp(8, NOW), 7)
-        start_timestamps.switch_to(start)
+        start_timestamps.prefix = start.prefix
         await start_timestamps.release(7)
         assert store.prefixes[7].holder == ""
         assert await start_timestamps.claim_next(NOW) == StartTimestamp(8, NOW + 1)
