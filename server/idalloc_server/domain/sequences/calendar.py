@@ -10,9 +10,10 @@ from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.model import Reset, Sequence
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
-# The characters of an ISO 8601 date that name a period, and an example.
-_PERIOD_LENGTHS = {Reset.YEARLY: 4, Reset.MONTHLY: 7, Reset.DAILY: 10}
+# The name of a period is the beginning of an ISO 8601 date.
 _PERIOD_EXAMPLES = {Reset.YEARLY: "2026", Reset.MONTHLY: "2026-11", Reset.DAILY: "2026-11-21"}
+# The days from the first one of a period to one in the next period.
+_DAYS_TO_NEXT = {Reset.YEARLY: 366, Reset.MONTHLY: 31, Reset.DAILY: 1}
 _HOUR = 3600
 # The largest offset change ever was one day (Samoa skipped a date), so each date change is this
 # close to midnight UTC.
@@ -40,12 +41,13 @@ def date_at(sequence: Sequence, wall: float) -> str:
 
     ``wall`` is in seconds since 1970, as from ``Clock.wall``.
     """
-    return _date(load_zone(sequence.time_zone), math.floor(wall))
+    # Whole seconds: fromtimestamp() rounds a fraction, possibly past midnight.
+    return datetime.fromtimestamp(math.floor(wall), load_zone(sequence.time_zone)).date().isoformat()
 
 
 def period_at(sequence: Sequence, wall: float) -> str:
     """Return the period at a time, such as "2026" or "2026-11-21"; empty without a reset."""
-    return "" if sequence.reset == Reset.NEVER else date_at(sequence, wall)[: _PERIOD_LENGTHS[sequence.reset]]
+    return "" if sequence.reset == Reset.NEVER else date_at(sequence, wall)[: len(_PERIOD_EXAMPLES[sequence.reset])]
 
 
 def period_end(sequence: Sequence, wall: float) -> float:
@@ -57,15 +59,15 @@ def period_end(sequence: Sequence, wall: float) -> float:
         return math.inf
     time_zone = load_zone(sequence.time_zone)
     period = period_at(sequence, wall)
-    first = date.fromisoformat(period + "-01-01"[len(period) - 4 :])
+    first = _first_day(period)
     try:
-        following = _next_start(first, sequence.reset)
-    except (ValueError, OverflowError):  # the year 10000
+        later = first + timedelta(days=_DAYS_TO_NEXT[sequence.reset])
+    except OverflowError:  # the year 10000
         return math.inf
+    following = _first_day(later.isoformat()[: len(period)])
     changes = _possible_date_changes(time_zone, first) | _possible_date_changes(time_zone, following)
     return min(
-        (moment for moment in changes if moment > wall and _date(time_zone, moment)[: len(period)] != period),
-        default=math.inf,
+        (moment for moment in changes if moment > wall and period_at(sequence, moment) != period), default=math.inf
     )
 
 
@@ -81,24 +83,15 @@ def check_period(sequence: Sequence, text: str) -> None:
         raise InvalidRequest("period", "must be empty, since the sequence has no reset")
     example = _PERIOD_EXAMPLES[sequence.reset]
     try:
-        first = date.fromisoformat(text + "-01-01"[len(text) - 4 :]) if len(text) == len(example) else None
+        first = _first_day(text) if len(text) == len(example) else None
     except ValueError:
         first = None
     if first is None or first.isoformat()[: len(example)] != text:
         raise InvalidRequest("period", f'must be like "{example}"; is {text!r}')
 
 
-def _date(time_zone: ZoneInfo, second: int) -> str:
-    # Whole seconds: fromtimestamp() rounds a fraction, possibly past midnight.
-    return datetime.fromtimestamp(second, time_zone).date().isoformat()
-
-
-def _next_start(first: date, reset: Reset) -> date:
-    if reset == Reset.DAILY:
-        return first + timedelta(days=1)
-    if reset == Reset.YEARLY:
-        return first.replace(year=first.year + 1)
-    return first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+def _first_day(period: str) -> date:
+    return date.fromisoformat(period + "-01-01"[len(period) - 4 :])
 
 
 @lru_cache(maxsize=1024)
@@ -110,7 +103,8 @@ def _possible_date_changes(time_zone: ZoneInfo, day: date) -> frozenset[int]:
     changes = {midnight - offset for offset in offsets}
     for hour, before, after in zip(hours, offsets, offsets[1:], strict=False):
         if before != after:  # find the second at which the offset changes
-            low, high = hour, hour + _HOUR
+            low = hour
+            high = hour + _HOUR
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (middle, high) if _offset(time_zone, middle) == before else (low, middle)

@@ -22,7 +22,8 @@ class CheckAlgorithm(NamedTuple):
         call (luhn 31 ms instead of 10 ms).
         """
         checks: list[str] = []
-        head, by_last = "", dict[str, str]()
+        head = ""
+        by_last: dict[str, str] = {}
         tables: dict[tuple[str, int], dict[str, str]] = {}
         for text in texts:
             if not head or text[:-1] != head:

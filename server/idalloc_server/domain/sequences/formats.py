@@ -27,8 +27,8 @@ MAX_WIDTH = 40
 
 _TOKEN = re.compile(r"(?P<literal>(?:[^{}]|\{\{|\}\})+)|\{(?P<field>[^{}:]*)(?::(?P<spec>[^{}]*))?\}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_PYTHON_SPEC = re.compile(r"(?:0(?P<width>[0-9]+))?(?P<type>[dx])")
-_NAMED_SPEC = re.compile(r"(?P<name>[a-z0-9]+)(?::(?P<width>[0-9]+))?")
+_PYTHON_SPEC = re.compile(r"(?:0(?P<width>[0-9]+))?(?P<notation>[dx])")
+_NAMED_SPEC = re.compile(r"(?P<notation>[a-z0-9]+)(?::(?P<width>[0-9]+))?")
 _DATE_WIDTHS = {"year": 4, "month": 2, "day": 2}
 _REQUIRED_FIELDS = {
     Reset.NEVER: (),
@@ -67,15 +67,17 @@ class _Notation(NamedTuple):
         if not self.pairs:
             form = f"%0{width}{'d' if self.base == 10 else 'x'}" if width else "%d" if self.base == 10 else "%x"
             return [form % value for value in values]
-        pairs, size, texts = self.pairs, len(self.pairs), []
         # Consecutive values mostly differ only in the last two digits, so the leading digits are
         # cached.
-        last_high, leading = 0, ""
+        last_high = 0
+        leading = ""
+        texts = []
         for value in values:
-            high, low = divmod(value, size)
+            high, low = divmod(value, len(self.pairs))
             if high != last_high:
-                last_high, leading = high, self.format([high], 1)[0]
-            texts.append((leading + pairs[low]).lstrip("0").rjust(width or 1, "0"))
+                last_high = high
+                leading = self.format([high], 1)[0]
+            texts.append((leading + self.pairs[low]).lstrip("0").rjust(width or 1, "0"))
         return texts
 
     def parse(self, text: str) -> int:
@@ -146,9 +148,17 @@ class Format:
         room = value.max_number
         # The largest value that fits in the width of ``{value}``; None for no limit.
         self.largest_value = None if room is None or room >= MAX_ID else room
+        self._max_value = self.largest_value or MAX_ID
         # Whether the template has date fields.
         self.has_date = any(name in _DATE_WIDTHS for name in self._fields)
-        self._check = _select_check_algorithm(self._fields)
+        self._check: CheckAlgorithm | None = None
+        if "check" in self._fields:
+            decimal = all(field.notation is _DECIMAL for field in self._fields.values())
+            self._check = CHECK_ALGORITHMS[self._fields["check"].algorithm or ("mod11_10" if decimal else "mod37_36")]
+            if self._check.decimal_only and not decimal:
+                raise _invalid(
+                    "must have decimal fields only for these check digits; mod37_36, mod37_2, mod97_10 allow letters"
+                )
         pattern = "".join(re.escape(item) if isinstance(item, str) else item.pattern for item in self._items)
         # Only the empty template allows a sign: see check_sequence().
         self._pattern = re.compile(pattern if template else "(?P<value>-?[0-9]{1,19})")
@@ -193,7 +203,7 @@ class Format:
         constant = self._format_constant_fields(date, prefix)
         if not values:
             return []
-        if self.template and not 0 <= min(values[0], values[-1]) <= max(values[0], values[-1]) <= self._max_value():
+        if self.template and not 0 <= min(values[0], values[-1]) <= max(values[0], values[-1]) <= self._max_value:
             raise ValueError(f"{values} does not fit in {self.template!r}")
         value = self._fields["value"]
         numbers = value.notation.format(values, value.width)
@@ -228,8 +238,8 @@ class Format:
         # Only one text is valid for an id: no extra leading zeros, and no "-0".
         if any(len(canonical[name]) != len(part) for name, part in groups.items()):
             raise _mismatch(self.template, text)
-        value, prefix = numbers["value"], numbers.get("prefix")
-        if not MIN_ID <= value <= self._max_value() or (prefix or 0) > MAX_PREFIX:
+        prefix = numbers.get("prefix")
+        if not MIN_ID <= numbers["value"] <= self._max_value or (prefix or 0) > MAX_PREFIX:
             raise InvalidRequest("text", "must not have a number that is larger than any id or prefix")
         year, month, day = (numbers.get(name) for name in _DATE_WIDTHS)
         try:
@@ -243,10 +253,7 @@ class Format:
                 raise InvalidRequest(
                     "text", "has wrong check characters: it is mistyped, or belongs to another sequence"
                 )
-        return ParsedId(value, year, month, day, prefix, check)
-
-    def _max_value(self) -> int:
-        return MAX_ID if self.largest_value is None else self.largest_value
+        return ParsedId(numbers["value"], year=year, month=month, day=day, prefix=prefix, check=check)
 
     def _format_constant_fields(self, date: str, prefix: int) -> dict[str, str]:
         """Return the text of each field that is the same in all ids: dates and the prefix."""
@@ -271,7 +278,10 @@ class Format:
         items = self._items
         varying = [at for at, item in enumerate(items) if isinstance(item, _Field) and not item.width]
         for left, right in pairwise(varying):
-            first, second, after, before = items[left], items[right], items[left + 1], items[right - 1]
+            first = items[left]
+            second = items[right]
+            after = items[left + 1]
+            before = items[right - 1]
             assert isinstance(first, _Field)  # noqa: S101
             assert isinstance(second, _Field)  # noqa: S101
             ends = isinstance(after, str) and after[0] not in first.notation.accepted
@@ -313,17 +323,14 @@ def _parse_template(template: str) -> list[str | _Field]:
         if name in seen:
             raise _invalid(f"must have {{{name}}} only once")
         seen.add(name)
-        items.append(_parse_field(name, token["spec"]))
+        if name not in _FIELD_PARSERS:
+            raise _invalid(
+                f"has the unknown field {{{name}}}; the fields are value, year, month, day, prefix and check"
+            )
+        items.append(_FIELD_PARSERS[name](name, token["spec"]))
     if "value" not in seen:
         raise _invalid("must have the field {value}")
     return items
-
-
-def _parse_field(name: str, spec: str | None) -> _Field:
-    parse = _FIELD_PARSERS.get(name)
-    if parse is None:
-        raise _invalid(f"has the unknown field {{{name}}}; the fields are value, year, month, day, prefix and check")
-    return parse(name, spec)
 
 
 def _parse_date(name: str, spec: str | None) -> _Field:
@@ -341,24 +348,21 @@ def _parse_check(name: str, spec: str | None) -> _Field:
 def _parse_number(name: str, spec: str | None) -> _Field:
     if spec is None:
         return _Field(name, 0)
-    python, named = _PYTHON_SPEC.fullmatch(spec), _NAMED_SPEC.fullmatch(spec)
+    python = _PYTHON_SPEC.fullmatch(spec)
+    found = python or _NAMED_SPEC.fullmatch(spec)
+    notation = found["notation"] if found else ""
     if python:
-        notation, width = "decimal" if python["type"] == "d" else "hex", python["width"]
-    elif named and named["name"] in _NOTATIONS:
-        notation, width = named["name"], named["width"]
-    else:
+        notation = "decimal" if notation == "d" else "hex"
+    if not found or notation not in _NOTATIONS:
         raise _invalid(
             f"has the unknown notation {spec!r} in {{{name}}}: use one such as 06d or 08x, "
             f"or one of {', '.join(_NOTATIONS)}, with or without a width as in crockford:8"
         )
+    width = found["width"]
     if width is not None and not (len(width) <= 2 and 1 <= int(width) <= MAX_WIDTH):
         raise _invalid(f"must have a width of 1 to {MAX_WIDTH} in {{{name}}}, not {width}")
-    return _Field(name, int(width or 0), _NOTATIONS[notation])
-
-
-def _parse_prefix(name: str, spec: str | None) -> _Field:
-    field = _parse_number(name, spec)
-    if field.max_number is not None and field.max_number < MAX_PREFIX:
+    field = _Field(name, int(width or 0), _NOTATIONS[notation])
+    if name == "prefix" and field.max_number is not None and field.max_number < MAX_PREFIX:
         raise _invalid(f"must have room for {MAX_PREFIX} in {{prefix}}, as {{prefix:05d}} and {{prefix:04x}} have")
     return field
 
@@ -367,20 +371,8 @@ _FIELD_PARSERS: dict[str, Callable[[str, str | None], _Field]] = {
     **dict.fromkeys(_DATE_WIDTHS, _parse_date),
     "check": _parse_check,
     "value": _parse_number,
-    "prefix": _parse_prefix,
+    "prefix": _parse_number,
 }
-
-
-def _select_check_algorithm(fields: dict[str, _Field]) -> CheckAlgorithm | None:
-    if "check" not in fields:
-        return None
-    decimal = all(field.notation is _DECIMAL for field in fields.values())
-    check = CHECK_ALGORITHMS[fields["check"].algorithm or ("mod11_10" if decimal else "mod37_36")]
-    if check.decimal_only and not decimal:
-        raise _invalid(
-            "must have decimal fields only for these check digits; mod37_36, mod37_2, mod97_10 allow letters"
-        )
-    return check
 
 
 def _invalid(rule: str) -> InvalidRequest:

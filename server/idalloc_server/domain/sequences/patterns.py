@@ -77,7 +77,8 @@ def _fits(parts: list[str], name: str) -> bool:
     first, *between, last = parts
     if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
         return False
-    at, end = len(first), len(name) - len(last)
+    at = len(first)
+    end = len(name) - len(last)
     for part in between:
         at = name.find(part, at, end)
         if at < 0:
