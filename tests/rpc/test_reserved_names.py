@@ -21,7 +21,9 @@ Call = Callable[[Served], Awaitable[object]]
 @pytest.fixture
 async def reserved(served: Served) -> Served:
     """A server whose store has the reserved name ``orders``."""
-    await served.store.create(reserved_row("orders", "the import skipped it: is negative (-5)", "import", 1, 1.7e9))
+    await served.store.create(
+        reserved_row("orders", "the import skipped it: is negative (-5)", by="import", generation=1, at=1.7e9)
+    )
     return served
 
 

@@ -4,6 +4,7 @@
 `--json`.
 """
 
+import json
 import sys
 from datetime import UTC, datetime
 from math import ceil
@@ -256,7 +257,7 @@ def _read_documents(source: str, *, clients_stopped: bool) -> list[bytes]:
         http, index = open_index(source)
         try:
             hits = await read_documents(http, index, clients_stopped=clients_stopped)
-            return list(counter_documents.hits_as_lines(hits))
+            return [json.dumps(hit).encode() for hit in hits]
         finally:
             await http.close()
 

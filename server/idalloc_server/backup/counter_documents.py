@@ -6,7 +6,7 @@ is the name, and one field has the highest id in use, as a number or as text.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,21 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
     Returns:
         The sequences, each behind its counter; a problem for each line that has none.
     """
-    file, names, reader = ExportFile(), set[str](), _Reader()
+    file = ExportFile()
+    names: set[str] = set()
+    reader = _Reader()
     number = 0
     for number, line in enumerate(lines, start=1):
         try:
             if line.strip() and reader.read(line):
-                row = Row(_name(reader.name, names), _counter(reader.name, reader.source, field), Sequence())
+                name = reader.name
+                if not isinstance(name, str):
+                    raise InvalidRequest("_id", "must be a text, the name of the sequence")
+                check_name(name, "_id")
+                if name in names:
+                    raise InvalidRequest("_id", f"the counter {name!r} is in an earlier line already: keep one of them")
+                names.add(name)
+                row = Row(name, _counter(name, reader.source, field), Sequence())
                 file.items.append(ExportedSequence(number, row))
         except InvalidRequest as error:
             file.skip(number, str(error), reader.name, error.rule)
@@ -63,7 +72,8 @@ class _Reader:
             ValueError: The line is not a JSON object, or neither an action nor a hit.
             RecursionError: The line is nested too deeply.
         """
-        action, self.action = self.action, None
+        action = self.action
+        self.action = None
         self.name = None if action is None else action.get("_id")
         content = json.loads(line)
         if not isinstance(content, dict):
@@ -72,7 +82,8 @@ class _Reader:
             self.source = content
             return True
         if "_source" in content:
-            self.name, self.source = content.get("_id"), content["_source"]
+            self.name = content.get("_id")
+            self.source = content["_source"]
             return True
         found = [content[key] for key in _ACTIONS if key in content]
         if found and isinstance(found[0], dict):
@@ -83,23 +94,7 @@ class _Reader:
         raise ValueError("must be an index or create action of _bulk, or a hit with _source")
 
 
-def hits_as_lines(hits: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """Return search hits as lines for ``read_lines``."""
-    return (json.dumps(hit).encode() for hit in hits)
-
-
-def _name(name: object, names: set[str]) -> str:
-    """Return the name of a sequence, and add it to those of earlier lines."""
-    if not isinstance(name, str):
-        raise InvalidRequest("_id", "must be a text, the name of the sequence")
-    check_name(name, "_id")
-    if name in names:
-        raise InvalidRequest("_id", f"the counter {name!r} is in an earlier line already: keep one of them")
-    names.add(name)
-    return name
-
-
-def _counter(name: object, source: object, field: str) -> int:
+def _counter(name: str, source: object, field: str) -> int:
     """Return the counter of a document.
 
     Raises:

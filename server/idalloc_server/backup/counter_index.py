@@ -14,14 +14,8 @@ _SCROLL = "1m"
 # Each write to the index changes these statistics.
 _WRITES = {"track_total_hits": True, "aggs": {"writes": {"stats": {"field": "_seq_no"}}}}
 _BLOCKS = ("write", "read_only")
-_UNAUTHORIZED, _NOT_FOUND = 401, 404
-
-
-class _Settings(NamedTuple):
-    """The settings of the index, or of all indices of an alias."""
-
-    page_size: int  # the most hits of a page, which ``index.max_result_window`` limits
-    writable: list[str]  # the names of the indices that accept writes
+_UNAUTHORIZED = 401
+_NOT_FOUND = 404
 
 
 class _Page(NamedTuple):
@@ -44,11 +38,17 @@ async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: b
         StoreFailure: The index cannot be read completely.
     """
     try:
-        settings = await _read_settings(http, index)
-        if not clients_stopped:
-            _check_blocked(index, settings.writable)
+        page_size, writable = await _read_settings(http, index)
+        if writable and not clients_stopped:
+            # A client that still runs would take ids that were imported.
+            raise StoreRefused(
+                f"index {', '.join(writable)} accepts writes, so nothing was imported: a client of {index} that still "
+                "runs would take ids that were imported. Stop the clients, and run "
+                f'PUT /{",".join(writable)}/_settings {{"index.blocks.write": true}}; or confirm with '
+                "--clients-stopped that none runs"
+            )
         await _refresh(http, index)
-        hits, first = await _read_pages(http, index, settings.page_size)
+        hits, first = await _read_pages(http, index, page_size)
         await _refresh(http, index)
         last = await _search(http, index, "", {"size": 0, **_WRITES})
         if (last.total, last.writes) != (first.total, first.writes):
@@ -68,10 +68,14 @@ async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: b
     return hits
 
 
-async def _read_settings(http: OpenSearchHttp, index: str) -> _Settings:
-    """Return the settings of the index, or those of all indices of an alias."""
+async def _read_settings(http: OpenSearchHttp, index: str) -> tuple[int, list[str]]:
+    """Return the most hits of a page, and the names of the indices that accept writes.
+
+    They are those of the index, or of all indices of an alias.
+    """
     answer = await _send(http, index, "GET", f"/{index}/_settings")
-    page_size, writable = _PAGE, []
+    page_size = _PAGE  # ``index.max_result_window`` limits it
+    writable: list[str] = []
     try:
         for name, each in answer.items():
             settings = each["settings"]["index"]
@@ -83,18 +87,7 @@ async def _read_settings(http: OpenSearchHttp, index: str) -> _Settings:
         answer = {}
     if not answer:
         raise StoreUnavailable(f"OpenSearch did not return the settings of index {index}")
-    return _Settings(page_size, writable)
-
-
-def _check_blocked(index: str, writable: list[str]) -> None:
-    """Raise ``StoreRefused`` if an index accepts writes: clients would take imported ids again."""
-    if writable:
-        raise StoreRefused(
-            f"index {', '.join(writable)} accepts writes, so nothing was imported: a client of {index} that still runs "
-            "would take ids that were imported. Stop the clients, and run "
-            f'PUT /{",".join(writable)}/_settings {{"index.blocks.write": true}}; or confirm with --clients-stopped '
-            "that none runs"
-        )
+    return page_size, writable
 
 
 async def _refresh(http: OpenSearchHttp, index: str) -> None:
@@ -113,11 +106,11 @@ async def _read_pages(http: OpenSearchHttp, index: str, size: int) -> tuple[list
     try:
         while page.hits and len(hits) <= first.total:
             body = {"scroll": _SCROLL, "scroll_id": page.scroll_id}
-            page = _whole_page(index, await _send(http, index, "POST", "/_search/scroll", body))
+            page = _whole_page(index, await _send(http, index, "POST", "/_search/scroll", body=body))
             hits += page.hits
     finally:
         with suppress(StoreFailure):
-            await _send(http, index, "DELETE", "/_search/scroll", {"scroll_id": [page.scroll_id]})
+            await _send(http, index, "DELETE", "/_search/scroll", body={"scroll_id": [page.scroll_id]})
     if not len(hits) == first.total == page.total:
         raise StoreUnavailable(f"OpenSearch returned {len(hits)} of {first.total} documents of index {index}")
     return hits, first
@@ -126,7 +119,7 @@ async def _read_pages(http: OpenSearchHttp, index: str, size: int) -> tuple[list
 async def _search(http: OpenSearchHttp, index: str, options: str, body: object) -> _Page:
     """Return the first page of a search for ``_WRITES``."""
     path = f"/{index}/_search?allow_partial_search_results=false{options}"
-    page = _whole_page(index, await _send(http, index, "POST", path, body))
+    page = _whole_page(index, await _send(http, index, "POST", path, body=body))
     if page.writes is None:
         raise StoreUnavailable(f"OpenSearch returned no aggregation of index {index}")
     return page
@@ -138,7 +131,8 @@ def _whole_page(index: str, answer: dict[str, Any]) -> _Page:
     A page of a scroll may lack some, and have no hits for that reason.
     """
     try:
-        hits, total = answer["hits"]["hits"], answer["hits"]["total"]
+        hits = answer["hits"]["hits"]
+        total = answer["hits"]["total"]
         if answer["_shards"]["failed"] == 0 and answer["timed_out"] is False and total["relation"] == "eq":
             return _Page(list(hits), int(total["value"]), answer.get("aggregations"), answer.get("_scroll_id", ""))
     except (KeyError, TypeError, ValueError):
@@ -150,7 +144,8 @@ def _whole_page(index: str, answer: dict[str, Any]) -> _Page:
 async def _send(http: OpenSearchHttp, index: str, method: str, path: str, body: object = None) -> dict[str, Any]:
     content = None if body is None else json.dumps(body).encode()
     read = partial(read_answer, parse=_json_object, subject=index, none_for=(INDEX_MISSING,))
-    answer = await http.send_read(Request[dict[str, Any] | None](method, path, content, read, index))
+    request = Request[dict[str, Any] | None](method, path, content, read=read, subject=index)
+    answer = await http.send_read(request)
     if answer is None:
         raise StoreRefused(f"OpenSearch has no index {index}: check the name of the index")
     return answer

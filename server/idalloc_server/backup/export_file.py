@@ -250,7 +250,12 @@ class _Reader:
             self._read_sequence(number, _SequenceLine.model_validate(content))
 
     def _read_sequence(self, number: int, line: _SequenceLine) -> None:
-        unsafe = _replace_unsafe(line.settings)
+        # The name and the format are kept: they determine the sequence and the texts of its ids.
+        labels = {replaced(key): replaced(value) for key, value in line.settings.labels.items()}
+        clean = {"description": replaced(line.settings.description), "labels": labels}
+        unsafe = [setting for setting, value in clean.items() if value != getattr(line.settings, setting)]
+        for setting in unsafe:
+            setattr(line.settings, setting, clean[setting])
         item = ExportedSequence(number, _to_row(line))
         name = item.row.name
         if name in self.by_name:
@@ -287,41 +292,23 @@ def _assign_periods(
                 parent.periods[line] = counter
 
 
-def _replace_unsafe(settings: _SettingsOfLine) -> list[str]:
-    """Replace unsafe characters in the description and labels.
-
-    The name and the format are kept: they determine the sequence and the texts of its ids.
-
-    Returns:
-        The names of the changed settings.
-    """
-    labels = {replaced(key): replaced(value) for key, value in settings.labels.items()}
-    clean = {"description": replaced(settings.description), "labels": labels}
-    changed = [name for name, value in clean.items() if value != getattr(settings, name)]
-    for name in changed:
-        setattr(settings, name, clean[name])
-    return changed
-
-
 def _to_row(line: _SequenceLine) -> Row:
     check_name(line.sequence)
     sequence = resolve_settings({name: getattr(line.settings, name) for name in line.settings.model_fields_set})
-    last_value = None if line.last_value is None else _check_last_value(line.last_value, sequence)
+    last_value = line.last_value
+    if last_value is not None:
+        first = sequence.before_start
+        if sequence.is_past(first, last_value):
+            side = "at least" if sequence.step > 0 else "at most"
+            raise ValueError(f"last_value: must be {side} {first}, one step before start, not {last_value}")
+        if sequence.kind != Kind.COUNTER:
+            # May be ahead of this clock: another node issued it.
+            latest = min(sequence.max_value, _YEAR_10000 * sequence.kind.per_second - 1)
+            if last_value > latest:
+                raise ValueError(f"last_value: must be a time up to {latest}, not {last_value}")
+        last_value = _aligned(sequence, last_value)
     others = line.model_dump(exclude={"sequence", "last_value", "settings", "reserved"})
     return Row(line.sequence, last_value, sequence, **others)
-
-
-def _check_last_value(last_value: int, sequence: Sequence) -> int:
-    first = sequence.before_start
-    if sequence.is_past(first, last_value):
-        side = "at least" if sequence.step > 0 else "at most"
-        raise ValueError(f"last_value: must be {side} {first}, one step before start, not {last_value}")
-    if sequence.kind != Kind.COUNTER:
-        # May be ahead of this clock: another node issued it.
-        latest = min(sequence.max_value, _YEAR_10000 * sequence.kind.per_second - 1)
-        if last_value > latest:
-            raise ValueError(f"last_value: must be a time up to {latest}, not {last_value}")
-    return _aligned(sequence, last_value)
 
 
 def _aligned(sequence: Sequence, value: int) -> int:

@@ -12,18 +12,14 @@ from idalloc_server.backup.export_file import ExportFile, claim_line, header_lin
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from idalloc_server.domain.store.identity import IDENTITY
-from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.protocol import Store, all_rows
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row
 
 # The new place of the sequences in errors of a retired store, by default.
 DEFAULT_MOVED_TO = "the store that its export was imported into"
 
-# Rows that describe the store itself.
-_NOT_SEQUENCES = (RETIREMENT, IDENTITY)
-_PAGE_ROWS = 500
 _ATTEMPTS = 10
 
 
@@ -39,8 +35,9 @@ async def export_lines(store: Store) -> AsyncIterator[str]:
     """
     identity = await store.get(IDENTITY)
     yield header_line(identity.sequence.description if identity else "")
-    async for row in _rows(store):
-        yield row_line(row)
+    async for row in all_rows(store, with_periods=True):
+        if row.name not in (RETIREMENT, IDENTITY):
+            yield row_line(row)
     for prefix, last_start in sorted((await store.claimed_starts()).items()):
         yield claim_line(prefix, last_start)
 
@@ -69,15 +66,36 @@ async def retire(
     Returns:
         The number of sequences that it ended.
     """
-    by, count, waited = f"{RETIRED_BY}{random(16).hex()}", 0, False
-    await _write_retirement(store, clock, by, moved_to)
+    by = f"{RETIRED_BY}{random(16).hex()}"
+    wanted = retirement_row(moved_to or DEFAULT_MOVED_TO, by, clock.wall())
+    await _change(
+        store,
+        await store.get(RETIREMENT) or await store.create(wanted),
+        lambda row: Revision(wanted.sequence, at_least=0, by=by, at=clock.wall()),
+        unless=lambda row: not row.deleted and moved_to in ("", row.sequence.description),
+    )
+    count = 0
+    waited = False
     while True:
-        lease_ms, ended = 0, 0
-        async for row in _rows(store):
-            if PERIOD_SEPARATOR in row.name or row.last_value is None:
+        lease_ms = 0
+        ended = 0
+        async for row in all_rows(store, with_periods=False):
+            if row.last_value is None:
                 continue
             if not row.deleted:
-                row = await _retire(store, clock, row, by)
+                row = await _change(
+                    store,
+                    row,
+                    lambda row: Revision(
+                        row.sequence,
+                        at_least=row.last_value or row.sequence.before_start,
+                        by=by,
+                        at=clock.wall(),
+                        generation=generation_after(row.sequence, row.generation, clock),
+                        deleted=True,
+                    ),
+                    unless=lambda row: row.deleted,
+                )
                 ended += 1
             lease_ms = max(lease_ms, row.lease_ms if row.revised_by.startswith(RETIRED_BY) else 0)
         count += ended
@@ -89,13 +107,28 @@ async def retire(
 
 async def unretire(store: Store, clock: Clock) -> None:
     """Undo a retirement. The sequences stay deleted until they are imported or created again."""
+    by = f"unretire:{uuid4()}"
+    row = await store.get(RETIREMENT)
+    if row is not None:
+        await _change(
+            store,
+            row,
+            lambda row: Revision(row.sequence, at_least=0, by=by, at=clock.wall(), deleted=True),
+            unless=lambda row: row.deleted,
+        )
+
+
+async def _change(store: Store, row: Row, change: Callable[[Row], Revision], unless: Callable[[Row], bool]) -> Row:
+    """Change a row despite concurrent changes, unless it needs no change; return the newest row."""
+    if unless(row):
+        return row
     for _ in range(_ATTEMPTS):
-        row = await store.get(RETIREMENT)
-        if row is None or row.deleted:
-            return
-        by = f"unretire:{uuid4()}"
-        await store.revise(RETIREMENT, row.revision, Revision(row.sequence, 0, by, clock.wall(), deleted=True))
-    raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
+        found = await store.revise(row.name, row.revision, change(row))
+        if found is None or unless(found):
+            return found or row
+        row = found
+    what = "the retirement" if row.name == RETIREMENT else f"sequence {row.name!r}"
+    raise StoreUnavailable(f"{what} was changed during each of {_ATTEMPTS} attempts: try again")
 
 
 async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], file: ExportFile) -> None:
@@ -111,73 +144,27 @@ async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], fi
         StartRefused: It may have issued ids that are not in the file, or it is another store.
         StoreFailure: A store failed.
     """
-    here, there = await retired.get(RETIREMENT), await new.get(RETIREMENT)
+    here = await retired.get(RETIREMENT)
+    there = await new.get(RETIREMENT)
     if there is None or there.deleted:
-        raise _refused(
+        raise StartRefused(
+            "--unretire",
             f"{new.address} is not retired, so its servers may issue ids; run `idalloc store export --retire` on it, "
-            "and import that file"
+            "and import that file",
         )
     if here is not None and here.revised_by == there.revised_by:
-        raise _refused(f"{new.address} is the store to reactivate; name the store that was used since")
+        raise StartRefused(
+            "--unretire", f"{new.address} is the store to reactivate; name the store that was used since"
+        )
     # Not the first line: older exports lack the name of the store.
     if [line.strip() for line in lines if line.strip()][1:] != [line.encode() async for line in export_lines(new)][1:]:
-        raise _refused(
+        raise StartRefused(
+            "--unretire",
             f"{new.address} has other sequences or counters than FILE, so it served after that export; import the "
-            "output of `idalloc store export --retire` on it"
+            "output of `idalloc store export --retire` on it",
         )
-    await _check_complete(retired, file)
-
-
-async def _check_complete(retired: Store, file: ExportFile) -> None:
-    """Check that a file has each sequence of the retired store, as its new store has."""
-    names, after = {item.row.name for item in file.items} | file.reserved.keys(), ""
-    while rows := await retired.list("", after, _PAGE_ROWS, with_deleted=True, with_periods=False):
-        after = rows[-1].name
-        if missing := [row.name for row in rows if row.name not in names]:
-            raise _refused(f"FILE lacks sequence {missing[0]!r} of the retired store, so it is not its new store's")
-
-
-def _refused(message: str) -> StartRefused:
-    return StartRefused("--unretire", message)
-
-
-async def _write_retirement(store: Store, clock: Clock, by: str, moved_to: str) -> None:
-    for _ in range(_ATTEMPTS):
-        wanted = retirement_row(moved_to or DEFAULT_MOVED_TO, by, clock.wall())
-        row = await store.get(RETIREMENT)
-        if row is None:
-            await store.create(wanted)
-        elif row.deleted or (moved_to and row.sequence.description != moved_to):
-            await store.revise(RETIREMENT, row.revision, Revision(wanted.sequence, 0, by, clock.wall()))
-        else:
-            return
-    raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
-
-
-async def _retire(store: Store, clock: Clock, row: Row, by: str) -> Row:
-    for _ in range(_ATTEMPTS):
-        change = Revision(
-            row.sequence,
-            row.last_value or row.sequence.before_start,
-            by,
-            clock.wall(),
-            generation=generation_after(row.sequence, row.generation, clock),
-            deleted=True,
-        )
-        found = await store.revise(row.name, row.revision, change)
-        if found is None or found.deleted:
-            return found or row
-        row = found
-    raise StoreUnavailable(f"sequence {row.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
-
-
-async def _rows(store: Store) -> AsyncIterator[Row]:
-    after = ""
-    while True:
-        rows = await store.list("", after, _PAGE_ROWS, with_deleted=True, with_periods=True)
-        for row in rows:
-            if row.name not in _NOT_SEQUENCES:
-                yield row
-        if len(rows) < _PAGE_ROWS:
-            return
-        after = rows[-1].name
+    names = {item.row.name for item in file.items} | file.reserved.keys()
+    async for row in all_rows(retired, with_periods=False):
+        if row.name not in names:
+            what = f"FILE lacks sequence {row.name!r} of the retired store, so it is not its new store's"
+            raise StartRefused("--unretire", what)

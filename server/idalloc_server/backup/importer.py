@@ -87,32 +87,37 @@ class Importer:
             return False
         if row is None:
             generation = generation_after(Sequence(), 0, self.clock)
-            row = await self.store.create(reserved_row(name, why, self.by, generation, self.clock.wall()))
+            reserved = reserved_row(name, why, by=self.by, generation=generation, at=self.clock.wall())
+            row = await self.store.create(reserved)
             self.reserved += row.revised_by == RESERVED_BY + self.by
         return is_reserved(row)
 
     async def _import_sequence(self, item: ExportedSequence) -> None:
-        if item.row.last_value is None:
-            raise _Rejected(f"sequence {item.row.name!r} has no last_value: add one to the line")
+        line = item.row
+        if line.last_value is None:
+            raise _Rejected(f"sequence {line.name!r} has no last_value: add one to the line")
         for _ in range(_ATTEMPTS):
-            row = await self.store.get(item.row.name)
+            row = await self.store.get(line.name)
             generation = await self._import_periods(item, row)
             if row is None:
-                found: Row | None = await self._create(item.row, generation)
-                result = "created"
-            elif self._matches(item.row, row) and generation < row.generation and not _leases_may_live(item.row, row):
+                now = self.clock.wall()
+                new = line._replace(
+                    generation=generation_after(line.sequence, max(line.generation, generation), self.clock),
+                    revision=1,
+                    revised_by=self.by,
+                    created_at=now if line.created_at is None else line.created_at,
+                    changed_at=now,
+                )
+                if (await self.store.create(new)).revised_by == self.by:
+                    self.created += 1
+                    return
+            elif self._matches(line, row) and generation < row.generation and not _leases_may_live(line, row):
                 self.unchanged += 1
                 return
-            else:
-                await self._extend_lease_ms(item.row, row)
-                found = await self._revise(item.row, row, generation)
-                result = "raised"
-            if found is not None and found.revised_by == self.by:
-                setattr(self, result, getattr(self, result) + 1)
-                if row is not None:
-                    self._note_effective_at(item.row, found)
+            elif await self._revise(line, row, line, generation):
+                self.raised += 1
                 return
-        raise StoreUnavailable(f"sequence {item.row.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
+        raise StoreUnavailable(f"sequence {line.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     async def _end_leases(self, line: Row) -> None:
         """End the leases of a sequence whose counter is past the counter of a line.
@@ -124,17 +129,9 @@ class Importer:
             row = await self.store.get(line.name)
             if row is None or row.deleted or not _leases_may_live(line, row):
                 return
-            await self._extend_lease_ms(line, row)
-            found = await self._revise(row, row, generation=0)
-            if found is not None and found.revised_by == self.by:
-                self._note_effective_at(line, found)
+            if await self._revise(line, row, row):
                 return
         raise StoreUnavailable(f"sequence {line.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
-
-    def _note_effective_at(self, line: Row, found: Row) -> None:
-        """Update ``effective_at`` for a row whose leases were just ended."""
-        effective_at = self.clock.wall() + max(found.lease_ms, line.lease_ms) / 1000 + MARGIN_SECONDS
-        self.effective_at = max(self.effective_at or 0, effective_at)
 
     def _matches(self, line: Row, row: Row) -> bool:
         """Return whether the store's row matches the line.
@@ -160,44 +157,32 @@ class Importer:
             and line.generation <= row.generation
         )
 
-    async def _extend_lease_ms(self, line: Row, row: Row) -> None:
-        """Raise ``lease_ms`` of the row to the line's value, which a restored store may have lost.
+    async def _revise(self, line: Row, row: Row, wanted: Row, generation: int = 0) -> bool:
+        """Change a row as ``wanted``, end its leases, and update ``effective_at``.
 
-        Later changes of the sequence compute ``effective_at`` from it.
+        ``generation`` is one that the row must exceed. Returns whether the change was applied.
         """
         if line.lease_ms > row.lease_ms and not row.deleted:
+            # A restored store may have lost it. Later changes compute ``effective_at`` from it.
             with suppress(SequenceDeleted):  # deleted meanwhile
                 await self.store.grant(line.name, 0, line.lease_ms)
-
-    async def _create(self, line: Row, generation: int) -> Row:
-        now = self.clock.wall()
-        return await self.store.create(
-            line._replace(
-                generation=generation_after(line.sequence, max(line.generation, generation), self.clock),
-                revision=1,
-                revised_by=self.by,
-                created_at=now if line.created_at is None else line.created_at,
-                changed_at=now,
-            )
+        newest = max(wanted.generation, row.generation, generation)
+        change = Revision(
+            wanted.sequence,
+            at_least=_counter(wanted),
+            by=self.by,
+            at=self.clock.wall(),
+            generation=generation_after(wanted.sequence, newest, self.clock),
+            # A node may move the counter past a new bound meanwhile.
+            limit=changed_bound(row.sequence, wanted.sequence),
+            deleted=wanted.deleted,
         )
-
-    async def _revise(self, line: Row, row: Row, generation: int) -> Row | None:
-        return await self.store.revise(
-            line.name,
-            row.revision,
-            Revision(
-                line.sequence,
-                _counter(line),
-                self.by,
-                self.clock.wall(),
-                generation=generation_after(
-                    line.sequence, max(line.generation, row.generation, generation), self.clock
-                ),
-                # A node may move the counter past a new bound meanwhile.
-                limit=changed_bound(row.sequence, line.sequence),
-                deleted=line.deleted,
-            ),
-        )
+        found = await self.store.revise(line.name, row.revision, change)
+        if found is None or found.revised_by != self.by:
+            return False
+        effective_at = self.clock.wall() + max(found.lease_ms, line.lease_ms) / 1000 + MARGIN_SECONDS
+        self.effective_at = max(self.effective_at or 0, effective_at)
+        return True
 
     async def _import_periods(self, item: ExportedSequence, row: Row | None) -> int:
         """Import the counters of periods, in a generation that is newer than their sequence's.
@@ -211,34 +196,36 @@ class Importer:
         if row is not None:
             self._matches(item.row, row)  # raises before anything is written
             check_change(settings_before(row, item.row.sequence), item.row.sequence, _counter(item.row))
-        least, reached = max(item.row.generation, row.generation if row else 0), 0
+        own = row.generation if row else 0
+        reached = 0
         for line, counter in item.periods.items():
-            name, wanted = name_of_period(item.row.name, counter.period), counter.last_value
+            name = name_of_period(item.row.name, counter.period)
+            wanted = counter.last_value
             there = await self.store.get(name)
             if there is not None and there.last_value is not None:
                 may_live = there.lease_ms > 0 or (row is not None and _leases_may_live(item.row, row))
                 is_past = item.row.sequence.is_past(there.last_value, wanted)
                 if is_past:
                     what = f"period {counter.period} of sequence {item.row.name!r}"
-                    self._add_problem(line, _would_lower(what, there.last_value, wanted))
+                    problem = Problem(line, str(_would_lower(what, there.last_value, wanted)))
+                    if problem not in self._reported:
+                        self._reported.add(problem)
+                        self.problems.append(problem)
                 # If leases may be live, the counter needs a new generation, too: a returned tail
                 # could lower it.
                 if may_live:
                     wanted = there.last_value if is_past else wanted
                 elif is_past or there.last_value == wanted:
-                    if not is_past and there.generation > (row.generation if row else 0):
+                    if not is_past and there.generation > own:
                         # Left by an incomplete change, or one that no node has followed yet.
                         reached = max(reached, there.generation)
                     continue
-            opened = await advance_period(self.store, self.clock, name, item.row.sequence, wanted, least)
+            least = max(item.row.generation, own)
+            opened = await advance_period(
+                self.store, self.clock, name, item.row.sequence, at_least=wanted, generation=least
+            )
             reached = max(reached, opened)
         return reached
-
-    def _add_problem(self, line: int, error: _Rejected) -> None:
-        problem = Problem(line, str(error))
-        if problem not in self._reported:
-            self._reported.add(problem)
-            self.problems.append(problem)
 
 
 def _leases_may_live(line: Row, row: Row) -> bool:

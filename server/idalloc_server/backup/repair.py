@@ -9,7 +9,7 @@ from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.records import Revision
 from idalloc_server.domain.store.reservation import reserved_row
 from idalloc_server.domain.witness.comparison import marks
 from idalloc_server.domain.witness.marks import START, Witness
@@ -42,14 +42,16 @@ async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Re
         row = await store.get(name)
         last_id = max(ids) if row is None or row.sequence.step > 0 else min(ids)
         sequence, _, period = name.partition(PERIOD_SEPARATOR)
-        if row is not None and (row.deleted or not _is_behind(row, last_id)):
-            continue
+        if row is not None:
+            is_behind = row.last_value is None or row.sequence.is_past(last_id, row.last_value)
+            if row.deleted or not is_behind:
+                continue
         state = "behind"
         if row is None and not period:
             state = "reserved"
             why = f"lost by the store, and its last known id is {last_id}"
             generation = generation_after(Sequence(), 0, clock)
-            await store.create(reserved_row(name, why, by, generation, clock.wall()))
+            await store.create(reserved_row(name, why, by=by, generation=generation, at=clock.wall()))
         elif row is not None and not period:
             state = "advanced"
             generation = generation_after(row.sequence, row.generation, clock)
@@ -69,7 +71,3 @@ async def _known_ids(store: Store, witness: Witness | None) -> dict[str, set[int
             known[name].add(mark.value)
     known.pop(IDENTITY, None)
     return known
-
-
-def _is_behind(row: Row, last_id: int) -> bool:
-    return row.last_value is None or row.sequence.is_past(last_id, row.last_value)

@@ -7,7 +7,7 @@
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -24,6 +24,7 @@ from idalloc_server.settings.model import Settings
 from idalloc_server.store.urls import open_store, open_witness
 
 _COLUMNS = ("kind", "name", "period", "last id", "generation", "store last id", "store generation", "state", "repair")
+_KEYS = ("kind", "name", "period", "lastId", "generation", "storeLastId", "storeGeneration", "state", "repair")
 _NUMBERS = ("last id", "generation", "store last id", "store generation")
 # The server warns of a witness on the store's disk; each command would warn again.
 _LOG_LEVEL = "error"
@@ -75,10 +76,11 @@ def show(
         if sequence is not None and not found:
             _fail_unknown(witness, sequence)
 
-    with_settings(run_compare, config_file, flags, "store or witness", _LOG_LEVEL)
-    context.obj.rows(
-        _COLUMNS, map(_cells, found), lambda: {"marks": [_as_json(each) for each in found]}, numbers=_NUMBERS
-    )
+    with_settings(run_compare, config_file, flags, "store or witness", log_level=_LOG_LEVEL)
+    rows = [list(_cells(each)) for each in found]
+    # In the style of proto3's JSON mapping: 64-bit integers are texts, and empty fields are absent.
+    content = [{key: value for key, value in zip(_KEYS, row, strict=True) if value} for row in rows]
+    context.obj.rows(_COLUMNS, rows, lambda: {"marks": content}, numbers=_NUMBERS)
     repairs = [each.repair for each in found if each.repair is not None]
     if repairs:
         sys.stdout.flush()
@@ -128,7 +130,7 @@ def forget(
             _fail_unknown(witness, *unknown)
 
     try:
-        with_settings(run_forget, config_file, flags, "witness", _LOG_LEVEL)
+        with_settings(run_forget, config_file, flags, "witness", log_level=_LOG_LEVEL)
     finally:
         if every or any(counts.values()):
             count = sum(counts.values())
@@ -162,12 +164,3 @@ def _cells(each: Comparison) -> Iterator[str]:
         yield from ("sequence", sequence, period, str(each.mark.value), str(each.mark.generation))
     yield from ("" if number is None else str(number) for number in (each.value, each.generation))
     yield from (each.state, each.repair or "")
-
-
-def _as_json(each: Comparison) -> dict[str, Any]:
-    """Return a mark in the style of proto3's JSON mapping.
-
-    64-bit integers are texts, and empty fields are absent.
-    """
-    keys = ("kind", "name", "period", "lastId", "generation", "storeLastId", "storeGeneration", "state", "repair")
-    return {key: value for key, value in zip(keys, _cells(each), strict=True) if value}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -10,15 +11,15 @@ from idalloc_server.domain.errors import StoreExchanged, StoreFailure, StoreRefu
 _log = structlog.get_logger("idalloc.store")
 
 
+@dataclass(eq=False)
 class StoreHealth:
     """Collects the results of store calls, and evaluates them once a second."""
 
-    def __init__(self) -> None:
-        self.error = ""  # the last error, while the store fails; empty while it works
-        self._failures = 0
-        self._last_error: StoreFailure | None = None
-        self._has_succeeded = False
-        self._is_exchanged = False  # whether the sequences were, until a grant of them succeeds
+    error: str = ""  # the last error, while the store fails; empty while it works
+    _failures: int = 0
+    _last_error: StoreFailure | None = None
+    _has_succeeded: bool = False
+    _is_exchanged: bool = False  # whether the sequences were, until a grant of them succeeds
 
     def record_success(self) -> None:
         """Record a grant that the store made."""
@@ -53,7 +54,9 @@ class StoreHealth:
         elif self._has_succeeded and self.error:
             self.error = ""
             _log.info("store_recovered")
-        self._failures, self._last_error, self._has_succeeded = 0, None, False
+        self._failures = 0
+        self._last_error = None
+        self._has_succeeded = False
 
     async def evaluate_every_second(self, report: Callable[[str], None]) -> None:
         """Evaluate once a second until cancelled, and pass ``error`` to ``report`` each time."""

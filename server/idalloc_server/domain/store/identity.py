@@ -16,7 +16,9 @@ from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import RecordedAllocation, Revision, Row
 
 # The names of the parts.
-SEQUENCES, START_TIMESTAMPS, ALLOCATIONS = "sequences", "start_timestamps", "allocations"
+SEQUENCES = "sequences"
+START_TIMESTAMPS = "start_timestamps"
+ALLOCATIONS = "allocations"
 # The name of the row with the name of the store, and the request id of its copy in the recorded
 # allocations. No sequence and no request can have it.
 IDENTITY = f"{PERIOD_SEPARATOR}store"
@@ -149,7 +151,18 @@ def copy_of(name: str) -> RecordedAllocation:
 
     Its ``written_at`` is 0, so it is never the newest one.
     """
-    return RecordedAllocation(IDENTITY, name, 0, 0, 1, 0, "", 0, "", _FOR_EVER_MS)
+    return RecordedAllocation(
+        request_id=IDENTITY,
+        sequence=name,
+        first_id=0,
+        id_count=0,
+        step=1,
+        generation=0,
+        period="",
+        prefix=0,
+        node="",
+        window_ms=_FOR_EVER_MS,
+    )
 
 
 def listed(row: Row, name: str, parts: Many[Part]) -> Revision | None:
@@ -164,7 +177,7 @@ def listed(row: Row, name: str, parts: Many[Part]) -> Revision | None:
     settings = replace(row.sequence, description=name, labels=labels)
     if settings == row.sequence:
         return None
-    return Revision(settings, 0, f"list {labels}", row.changed_at or 0.0, ends_leases=False)
+    return Revision(settings, at_least=0, by=f"list {labels}", at=row.changed_at or 0.0, ends_leases=False)
 
 
 def check_place(opening: Opening, found: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ class SequenceReserved(SequenceDeleted):
         Refusal.__init__(self, f"sequence {sequence!r} is {why}: {next_step}", sequence=sequence)
 
 
-def reserved_row(name: str, why: str, by: str, generation: int, at: float) -> Row:
+def reserved_row(name: str, why: str, *, by: str, generation: int, at: float) -> Row:
     """Return the row of a reserved name.
 
     Args:
@@ -39,7 +39,17 @@ def reserved_row(name: str, why: str, by: str, generation: int, at: float) -> Ro
     if len(why) > _MAX_REASON:
         why = f"{why[:_MAX_REASON]}…"
     sequence = Sequence(description=f"{RESERVED_BY} {why}")
-    return Row(name, sequence.before_start, sequence, generation, 0, 1, RESERVED_BY + by, at, at, deleted=True)
+    return Row(
+        name,
+        sequence.before_start,
+        sequence,
+        generation=generation,
+        revision=1,
+        revised_by=RESERVED_BY + by,
+        created_at=at,
+        changed_at=at,
+        deleted=True,
+    )
 
 
 def is_reserved(row: Row) -> bool:

@@ -8,13 +8,13 @@ MUTANTS = (
     Place("P2", IMPORTER).mutant(
         "import-leaves-leases",
         "an import that finds the same counter ends no leases: a returned tail may lower the counter below the line's",
-        Edit("Importer._import_sequence", "not _leases_may_live(item.row, row)", "True"),
+        Edit("Importer._import_sequence", "not _leases_may_live(line, row)", "True"),
         scenarios=("import",),
     ),
     Place("P5", IMPORTER).mutant(
         "import-forgets-the-life-of-leases",
         "an import does not write the life of the leases of the exported sequence into the row",
-        Edit("Importer._extend_lease_ms", "await self.store.grant(line.name, 0, line.lease_ms)", "None"),
+        Edit("Importer._revise", "await self.store.grant(line.name, 0, line.lease_ms)", "None"),
         scenarios=("import-restored",),
     ),
     Place("P5", IMPORTER).mutant(
@@ -22,7 +22,7 @@ MUTANTS = (
         "an import raises the generation above the store's, but not above the file's, which nodes may have seen",
         Edit(
             "Importer._revise",
-            "generation_after(line.sequence, max(line.generation, row.generation, generation), self.clock)",
+            "generation_after(wanted.sequence, newest, self.clock)",
             "max(row.generation, generation) + 1",
         ),
         scenarios=("import-restored",),
