@@ -131,7 +131,7 @@ class NodeReport:
             families.EXHAUSTS_IN: self._survey.exhausts_in,
         }
         if self.witnessed is not None:
-            counts.gauges[families.WITNESS_UP] = {"": int(self.witnessed.is_witness_up)}
+            counts.gauges[families.WITNESS_UP] = {"": int(self.witnessed.chain.is_up)}
         for count_port in self.count_ports:
             count_port(counts)
         return counts

@@ -1,6 +1,7 @@
 """The chain of a counter's marks in a witness: each new mark replaces the one read before it."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +31,15 @@ class WitnessOvertaken(StoreOutcomeUnknown):
     """
 
     is_of_store = False
+
+
+@contextmanager
+def after_write() -> Iterator[None]:
+    """Make ``StoreOutcomeUnknown`` of a failed read that follows a write of the store."""
+    try:
+        yield
+    except StoreFailure as error:
+        raise StoreOutcomeUnknown(str(error)) from error
 
 
 @dataclass(eq=False)
@@ -65,7 +75,8 @@ class MarkChain:
         for _ in range(_CONFIRMATIONS):
             if await self._put(name, seen, _confirm(name, seen, before, reached)):
                 return
-            seen = await self.read_after_write(name)
+            with after_write():
+                seen = await self.read(name)
         raise WitnessOvertaken(f"the mark of {name!r} changed in each of {_CONFIRMATIONS} attempts; try again")
 
     async def replace(self, name: str, seen: WitnessMark, value: int) -> bool:
@@ -98,17 +109,6 @@ class MarkChain:
             if not counts:  # the ids of an earlier sequence stay confirmed
                 reached = reached._replace(value=seen.value, step=seen.step)
         return await self._put(name, seen, reached)
-
-    async def read_after_write(self, name: str) -> WitnessMark | None:
-        """Return a mark as ``read`` does, after a write of the store.
-
-        Raises:
-            StoreOutcomeUnknown: The witness failed.
-        """
-        try:
-            return await self.read(name)
-        except StoreFailure as error:
-            raise StoreOutcomeUnknown(str(error)) from error
 
     async def _put(self, name: str, seen: WitnessMark | None, mark: WitnessMark) -> bool:
         """Replace a mark; return whether it was still ``seen``."""

@@ -59,7 +59,7 @@ async def compare(store: Store, witness: Witness, sequence: str | None = None) -
         StoreFailure: The store or the witness failed.
     """
     found_marks = [each async for each in marks(witness, sequence)]
-    names = {_sequence_of(name) for name, _ in found_marks} | {name for name, _ in found_marks}
+    names = {part for name, _ in found_marks for part in (name, name.partition(PERIOD_SEPARATOR)[0])}
     # After the marks: a server raises a row first, and then its mark.
     if sequence is None:
         rows = {row.name: row async for row in all_rows(store, with_periods=True) if row.name in names}
@@ -112,12 +112,13 @@ async def _compare_present(
 
     A server lowers a mark before its row.
     """
-    found = _compare(name, mark, rows.get(name), rows.get(_sequence_of(name)))
+    own = name.partition(PERIOD_SEPARATOR)[0]
+    found = _compare(name, mark, rows.get(name), rows.get(own))
     for _ in range(ATTEMPTS):
         present = found.mark if found.state == State.OK else (await witness.read({name})).get(name)
         if present is None or present == found.mark:
             break
-        found = _compare(name, present, await store.get(name), await store.get(_sequence_of(name)))
+        found = _compare(name, present, await store.get(name), await store.get(own))
     return found
 
 
@@ -151,7 +152,3 @@ def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> 
         state=state,
         repair=repair,
     )
-
-
-def _sequence_of(name: str) -> str:
-    return name.partition(PERIOD_SEPARATOR)[0]

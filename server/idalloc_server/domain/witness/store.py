@@ -13,7 +13,6 @@ from typing import Any
 
 from idalloc_server.domain.errors import (
     StoreAnsweredError,
-    StoreFailure,
     StoreOutcomeUnknown,
     StoreWentBackwards,
 )
@@ -31,7 +30,7 @@ from idalloc_server.domain.store.records import (
     Row,
     RowVersion,
 )
-from idalloc_server.domain.witness.chain import ATTEMPTS, MarkChain, WitnessOvertaken
+from idalloc_server.domain.witness.chain import ATTEMPTS, MarkChain, WitnessOvertaken, after_write
 from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
 
@@ -50,13 +49,8 @@ class WitnessedStore:
     _random: Callable[[int], bytes] = os.urandom  # returns random bytes of a given number
 
     def __post_init__(self, store_timeout: float) -> None:
-        self._chain = MarkChain(self._witness, store_timeout / 2, self._random)
+        self.chain = MarkChain(self._witness, store_timeout / 2, self._random)
         self.witness_address = self._witness.address  # without passwords or tokens
-
-    @property
-    def is_witness_up(self) -> bool:
-        """Whether the last call of the witness succeeded."""
-        return self._chain.is_up
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)  # the other methods
@@ -87,7 +81,7 @@ class WitnessedStore:
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``. A first use creates no row of a counter that has a mark."""
-        mark = await self._chain.read(row.name)
+        mark = await self.chain.read(row.name)
         is_first_use = row.revised_by.startswith(FIRST_USE)
         if is_first_use and mark is not None:
             existing = await self._store.get(row.name)
@@ -104,7 +98,7 @@ class WitnessedStore:
             await self._raise_mark(created, mark)
         elif row.last_value is not None and row.last_value != before:
             reached = WitnessMark(row.generation, row.last_value, row.sequence.step)
-            await self._chain.append(row.name, None, before, reached)
+            await self.chain.append(row.name, None, before, reached)
         return created
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
@@ -112,11 +106,14 @@ class WitnessedStore:
 
         A newer generation continues past the mark; an advance moves the mark.
         """
-        mark = await self._chain.read(name)
+        mark = await self.chain.read(name)
         at_least = _at_least(sequence, at_least, generation, mark)
         await self._store.open_period(name, sequence, at_least, generation)
-        if at_least != sequence.before_start and (row := await self._get_after_write(name)) is not None:
-            await self._raise_mark(row, mark)
+        if at_least != sequence.before_start:
+            with after_write():
+                row = await self._store.get(name)
+            if row is not None:
+                await self._raise_mark(row, mark)
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``.
@@ -127,7 +124,7 @@ class WitnessedStore:
         """
         if not change.ends_leases:
             return await self._store.revise(name, revision, change)
-        mark = await self._chain.read(name)
+        mark = await self.chain.read(name)
         if mark is not None:
             sequence = change.sequence
             generation = max(change.generation, mark.generation + 1)
@@ -144,10 +141,10 @@ class WitnessedStore:
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """See ``Store.give_back``. Lowers the mark first: from then on the tail is never issued."""
         *numbers, end = version
-        mark = await self._chain.read(name)
+        mark = await self.chain.read(name)
         if mark is None or (mark.generation, mark.value) != (numbers[-1], end):
             return False  # another node has confirmed ids since
-        if not await self._chain.replace(name, mark, end - count * mark.step):
+        if not await self.chain.replace(name, mark, end - count * mark.step):
             return False
         return await self._store.give_back(name, count, tuple(numbers))
 
@@ -158,12 +155,12 @@ class WitnessedStore:
         """
         name = f"{START}{prefix}"
         for _ in range(ATTEMPTS):
-            mark = await self._chain.read(name)
+            mark = await self.chain.read(name)
             least = max(at_least, mark.value + 1) if mark else at_least
             claim = await self._store.claim_start(prefix, least, holder, stale_after)
             start = claim.start_timestamp
             try:
-                await self._chain.append(name, mark, start - 1, WitnessMark(0, start, 1))
+                await self.chain.append(name, mark, start - 1, WitnessMark(0, start, 1))
             except WitnessOvertaken:
                 continue
             return claim
@@ -172,8 +169,13 @@ class WitnessedStore:
     async def _grant(self, name: str, floor: GrantFloor, send: Callable[..., Awaitable[Grant | None]]) -> Grant | None:
         """Send a grant until it is not behind its mark, and confirm its ids."""
         for _ in range(ATTEMPTS):
-            mark = await self._chain.read(name)
-            grant = await send(floor=_further(floor, mark))
+            mark = await self.chain.read(name)
+            reached = floor
+            if mark is not None:  # the counter must have reached both
+                least = max(floor.least, mark.value) if mark.step > 0 else floor.least
+                most = min(floor.most, mark.value) if mark.step < 0 else floor.most
+                reached = GrantFloor(max(floor.generation, mark.generation), least, most)
+            grant = await send(floor=reached)
             if mark is not None and (found := _behind(name, mark, grant)):
                 granted = grant.granted if grant else 0
                 if granted or await self._is_present(name, mark):
@@ -182,8 +184,8 @@ class WitnessedStore:
             if grant is None:
                 return None
             if grant.granted:
-                reached = WitnessMark(grant.generation, grant.last_value, grant.sequence.step)
-                await self._chain.append(name, mark, grant.value_before, reached)
+                confirmed = WitnessMark(grant.generation, grant.last_value, grant.sequence.step)
+                await self.chain.append(name, mark, grant.value_before, confirmed)
             return grant._replace(version=(*grant.version, grant.last_value))  # for ``give_back``
         raise StoreAnsweredError(f"the mark of {name!r} changed in each of {ATTEMPTS} attempts; try again")
 
@@ -193,15 +195,9 @@ class WitnessedStore:
         A read alone may be of an older copy.
         """
         try:
-            return await self._chain.replace(name, mark, mark.value)
+            return await self.chain.replace(name, mark, mark.value)
         except StoreOutcomeUnknown as error:  # no ids depend on it
             raise StoreAnsweredError(str(error)) from error
-
-    async def _get_after_write(self, name: str) -> Row | None:
-        try:
-            return await self._store.get(name)
-        except StoreFailure as error:
-            raise StoreOutcomeUnknown(str(error)) from error
 
     async def _raise_mark(self, row: Row, seen: WitnessMark | None) -> None:
         """Move the mark to a row after its change; ``seen`` is the mark from before the change."""
@@ -210,12 +206,13 @@ class WitnessedStore:
                 return
             counts = counts_ids(row.name, row.sequence.reset)
             reached = WitnessMark(row.generation, row.last_value, row.sequence.step)
-            if await self._chain.raise_to(row.name, seen, reached, counts=counts):
+            if await self.chain.raise_to(row.name, seen, reached, counts=counts):
                 return
             # A grant was confirmed meanwhile: before the change, or from an older copy that was
             # restored after it.
-            seen = await self._chain.read_after_write(row.name)
-            found = await self._get_after_write(row.name)
+            with after_write():
+                seen = await self.chain.read(row.name)
+                found = await self._store.get(row.name)
             if found is None or found.generation < row.generation:
                 raise StoreOutcomeUnknown(f"the store lost the change of {row.name!r}; try again")
             row = found
@@ -229,21 +226,11 @@ def _at_least(sequence: Sequence, at_least: int, generation: int, mark: WitnessM
     return mark.value if mark.is_past(at_least) and not sequence.is_past(mark.value, sequence.bound) else at_least
 
 
-def _further(floor: GrantFloor, mark: WitnessMark | None) -> GrantFloor:
-    """Return the floor that is reached where both the floor and the mark are."""
-    if mark is None:
-        return floor
-    generation = max(floor.generation, mark.generation)
-    if mark.step > 0:
-        return GrantFloor(generation, max(floor.least, mark.value), floor.most)
-    return GrantFloor(generation, floor.least, min(floor.most, mark.value))
-
-
 def _behind(name: str, mark: WitnessMark, grant: Grant | None) -> str:
     """Return what is behind the mark in the answer of a grant; empty if nothing is."""
     if grant is None:
         return "no such row"
-    step = grant.step
+    step = grant.sequence.step
     value = grant.value_before
     if not mark.is_ahead_of(grant.generation, value, step, counts=counts_ids(name, grant.sequence.reset)):
         return ""

@@ -11,7 +11,7 @@ MUTANTS = (
         "the ids of a grant are not confirmed by the witness",
         Edit(
             "WitnessedStore._grant",
-            "await self._chain.append(name, mark, grant.value_before, reached)",
+            "await self.chain.append(name, mark, grant.value_before, confirmed)",
             "None",
         ),
         scenarios=("witness-fresh", "witness-race"),
@@ -35,7 +35,7 @@ MUTANTS = (
     Place("P3", STORE).mutant(
         "tail-above-the-mark",
         "a tail is given back without lowering the mark",
-        Edit("WitnessedStore.give_back", "not await self._chain.replace(name, mark, end - count * mark.step)", "False"),
+        Edit("WitnessedStore.give_back", "not await self.chain.replace(name, mark, end - count * mark.step)", "False"),
         scenarios=("witness-idle",),
     ),
     Place("P1", STORE).mutant(
@@ -77,7 +77,7 @@ MUTANTS = (
         "start timestamps are not confirmed by the witness",
         Edit(
             "WitnessedStore.claim_start",
-            "await self._chain.append(name, mark, start - 1, WitnessMark(0, start, 1))",
+            "await self.chain.append(name, mark, start - 1, WitnessMark(0, start, 1))",
             "pass",
         ),
         scenarios=("witness-starts",),

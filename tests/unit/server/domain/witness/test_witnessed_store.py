@@ -193,10 +193,10 @@ async def test_a_witness_that_is_away_is_a_store_that_is_away(store: MemoryStore
         await node.take(1)
     assert len(store.calls_of("grant")) == grants
     assert not node.burned
-    assert not cast(WitnessedStore, node.store).is_witness_up
+    assert not cast(WitnessedStore, node.store).chain.is_up
     witness.down = False
     await node.take(1)
-    assert cast(WitnessedStore, node.store).is_witness_up
+    assert cast(WitnessedStore, node.store).chain.is_up
 
 
 async def test_a_lease_serves_without_the_witness(store: MemoryStore, witness: MemoryWitness) -> None:
