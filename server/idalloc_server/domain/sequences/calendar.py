@@ -99,19 +99,17 @@ def _possible_date_changes(time_zone: ZoneInfo, day: date) -> frozenset[int]:
     """Return the seconds near the start of a day at which the local date may change."""
     midnight = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
     hours = [midnight + hour * _HOUR for hour in range(-_SEARCH_HOURS, _SEARCH_HOURS + 1)]
-    offsets = [_offset(time_zone, hour) for hour in hours]
-    changes = {midnight - offset for offset in offsets}
+    offsets = [datetime.fromtimestamp(hour, time_zone).utcoffset() for hour in hours]
+    changes = {midnight - int(offset.total_seconds()) for offset in offsets if offset is not None}
     for hour, before, after in zip(hours, offsets, offsets[1:], strict=False):
         if before != after:  # find the second at which the offset changes
             low = hour
             high = hour + _HOUR
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (middle, high) if _offset(time_zone, middle) == before else (low, middle)
+                if datetime.fromtimestamp(middle, time_zone).utcoffset() == before:
+                    low = middle
+                else:
+                    high = middle
             changes.add(high)
     return frozenset(changes)
-
-
-def _offset(time_zone: ZoneInfo, second: int) -> int:
-    offset = datetime.fromtimestamp(second, time_zone).utcoffset()
-    return 0 if offset is None else int(offset.total_seconds())

@@ -11,7 +11,7 @@ A template has literal text (``{{`` and ``}}`` for braces) and fields:
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise
@@ -80,9 +80,6 @@ class _Notation(NamedTuple):
             texts.append((leading + self.pairs[low]).lstrip("0").rjust(width or 1, "0"))
         return texts
 
-    def parse(self, text: str) -> int:
-        return int(text.translate(self.digits), self.base)
-
 
 def _custom_notation(alphabet: str, aliases: str = "", digits: str = "") -> _Notation:
     python_digits = "0123456789abcdefghijklmnopqrstuvwxyz"[: len(alphabet)]
@@ -115,19 +112,8 @@ class _Field(NamedTuple):
     notation: _Notation = _DECIMAL
     algorithm: str = ""  # of {check}; empty for the default
 
-    @property
-    def pattern(self) -> str:
-        if self.name == "check":
-            return f"(?P<check>[0-9A-Za-z*]{{{self.width}}})"
-        size = f"{{{self.width}}}" if self.width else f"{{1,{MAX_WIDTH}}}"
-        return f"(?P<{self.name}>[{self.notation.accepted}]{size})"
-
     def format(self, number: int) -> str:
         return self.notation.format([number], self.width)[0]
-
-    @property
-    def max_number(self) -> int | None:
-        return self.notation.base**self.width - 1 if self.width else None
 
 
 class Format:
@@ -145,10 +131,9 @@ class Format:
         self._items = _parse_template(template or "{value}")
         self._fields = {item.name: item for item in self._items if isinstance(item, _Field)}
         value = self._fields["value"]
-        room = value.max_number
+        self._max_value = min(MAX_ID, value.notation.base**value.width - 1) if value.width else MAX_ID
         # The largest value that fits in the width of ``{value}``; None for no limit.
-        self.largest_value = None if room is None or room >= MAX_ID else room
-        self._max_value = self.largest_value or MAX_ID
+        self.largest_value = None if self._max_value == MAX_ID else self._max_value
         # Whether the template has date fields.
         self.has_date = any(name in _DATE_WIDTHS for name in self._fields)
         self._check: CheckAlgorithm | None = None
@@ -159,7 +144,13 @@ class Format:
                 raise _invalid(
                     "must have decimal fields only for these check digits; mod37_36, mod37_2, mod97_10 allow letters"
                 )
-        pattern = "".join(re.escape(item) if isinstance(item, str) else item.pattern for item in self._items)
+        pattern = ""
+        for item in self._items:
+            if isinstance(item, str):
+                pattern += re.escape(item)
+            else:
+                accepted = "0-9A-Za-z*" if item.name == "check" else item.notation.accepted
+                pattern += f"(?P<{item.name}>[{accepted}]{{{item.width or f'1,{MAX_WIDTH}'}}})"
         # Only the empty template allows a sign: see check_sequence().
         self._pattern = re.compile(pattern if template else "(?P<value>-?[0-9]{1,19})")
 
@@ -229,15 +220,17 @@ class Format:
                 names ``text``.
         """
         found = self._pattern.fullmatch(text)
-        if not found:
-            raise _mismatch(self.template, text)
-        groups = found.groupdict()
+        groups = found.groupdict() if found else {}
         check = groups.pop("check", "").upper()
-        numbers = {name: self._fields[name].notation.parse(part) for name, part in groups.items()}
-        canonical = {name: self._fields[name].format(number) for name, number in numbers.items()}
+        numbers: dict[str, int] = {}
+        canonical: dict[str, str] = {}
+        for name, part in groups.items():
+            field = self._fields[name]
+            numbers[name] = int(part.translate(field.notation.digits), field.notation.base)
+            canonical[name] = field.format(numbers[name])
         # Only one text is valid for an id: no extra leading zeros, and no "-0".
-        if any(len(canonical[name]) != len(part) for name, part in groups.items()):
-            raise _mismatch(self.template, text)
+        if not found or any(len(canonical[name]) != len(part) for name, part in groups.items()):
+            raise InvalidRequest("text", f"must be like {self.template or '{value}'!r}; is {text[:MAX_TEMPLATE]!r}")
         prefix = numbers.get("prefix")
         if not MIN_ID <= numbers["value"] <= self._max_value or (prefix or 0) > MAX_PREFIX:
             raise InvalidRequest("text", "must not have a number that is larger than any id or prefix")
@@ -323,29 +316,23 @@ def _parse_template(template: str) -> list[str | _Field]:
         if name in seen:
             raise _invalid(f"must have {{{name}}} only once")
         seen.add(name)
-        if name not in _FIELD_PARSERS:
-            raise _invalid(
-                f"has the unknown field {{{name}}}; the fields are value, year, month, day, prefix and check"
-            )
-        items.append(_FIELD_PARSERS[name](name, token["spec"]))
+        items.append(_parse_field(name, token["spec"]))
     if "value" not in seen:
         raise _invalid("must have the field {value}")
     return items
 
 
-def _parse_date(name: str, spec: str | None) -> _Field:
-    if spec is not None:
-        raise _invalid(f"must have {{{name}}} without {spec!r}: it always has {_DATE_WIDTHS[name]} digits")
-    return _Field(name, _DATE_WIDTHS[name])
-
-
-def _parse_check(name: str, spec: str | None) -> _Field:
-    if spec is not None and spec not in CHECK_ALGORITHMS:
-        raise _invalid(f"must have one of {', '.join(CHECK_ALGORITHMS)} after {{check:, not {spec!r}")
-    return _Field(name, CHECK_ALGORITHMS[spec].width if spec else 1, algorithm=spec or "")
-
-
-def _parse_number(name: str, spec: str | None) -> _Field:
+def _parse_field(name: str, spec: str | None) -> _Field:
+    if name in _DATE_WIDTHS:
+        if spec is not None:
+            raise _invalid(f"must have {{{name}}} without {spec!r}: it always has {_DATE_WIDTHS[name]} digits")
+        return _Field(name, _DATE_WIDTHS[name])
+    if name == "check":
+        if spec is not None and spec not in CHECK_ALGORITHMS:
+            raise _invalid(f"must have one of {', '.join(CHECK_ALGORITHMS)} after {{check:, not {spec!r}")
+        return _Field(name, CHECK_ALGORITHMS[spec].width if spec else 1, algorithm=spec or "")
+    if name not in ("value", "prefix"):
+        raise _invalid(f"has the unknown field {{{name}}}; the fields are value, year, month, day, prefix and check")
     if spec is None:
         return _Field(name, 0)
     python = _PYTHON_SPEC.fullmatch(spec)
@@ -362,22 +349,10 @@ def _parse_number(name: str, spec: str | None) -> _Field:
     if width is not None and not (len(width) <= 2 and 1 <= int(width) <= MAX_WIDTH):
         raise _invalid(f"must have a width of 1 to {MAX_WIDTH} in {{{name}}}, not {width}")
     field = _Field(name, int(width or 0), _NOTATIONS[notation])
-    if name == "prefix" and field.max_number is not None and field.max_number < MAX_PREFIX:
+    if name == "prefix" and width is not None and field.notation.base**field.width <= MAX_PREFIX:
         raise _invalid(f"must have room for {MAX_PREFIX} in {{prefix}}, as {{prefix:05d}} and {{prefix:04x}} have")
     return field
 
 
-_FIELD_PARSERS: dict[str, Callable[[str, str | None], _Field]] = {
-    **dict.fromkeys(_DATE_WIDTHS, _parse_date),
-    "check": _parse_check,
-    "value": _parse_number,
-    "prefix": _parse_number,
-}
-
-
 def _invalid(rule: str) -> InvalidRequest:
     return InvalidRequest("format", rule)
-
-
-def _mismatch(template: str, text: str) -> InvalidRequest:
-    return InvalidRequest("text", f"must be like {template or '{value}'!r}; is {text[:MAX_TEMPLATE]!r}")
