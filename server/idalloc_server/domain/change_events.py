@@ -43,12 +43,15 @@ def publish_sequence(before: Row | None, after: Row) -> None:
 
     ``before`` is None for a new sequence.
     """
-    if _listener.get() is not None:
-        publish_settings({} if before is None else _values(before), _values(after))
-
-
-def _values(row: Row) -> ChangedSettings:
-    settings = {each.name: getattr(row.sequence, each.name) for each in fields(row.sequence)}
-    settings["labels"] = dict(row.sequence.labels)
-    plain = {name: value.name if isinstance(value, Enum) else value for name, value in settings.items()}
-    return plain | {"last_value": row.last_value, "generation": row.generation, "deleted": row.deleted}
+    if _listener.get() is None:
+        return
+    values: list[ChangedSettings] = []
+    for row in (before, after):
+        settings: ChangedSettings = {}
+        if row is not None:
+            settings = {each.name: getattr(row.sequence, each.name) for each in fields(row.sequence)}
+            settings["labels"] = dict(row.sequence.labels)
+            settings = {name: value.name if isinstance(value, Enum) else value for name, value in settings.items()}
+            settings |= {"last_value": row.last_value, "generation": row.generation, "deleted": row.deleted}
+        values.append(settings)
+    publish_settings(*values)

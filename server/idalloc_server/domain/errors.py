@@ -29,7 +29,8 @@ class Refusal(Exception):
         """Set the reason and status of the class; by default it inherits them."""
         super().__init_subclass__()
         if reason:
-            cls.reason, cls.status = reason, status
+            cls.reason = reason
+            cls.status = status
 
     def __init__(self, message: str, **metadata: object) -> None:
         super().__init__(message)

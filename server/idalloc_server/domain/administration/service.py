@@ -14,7 +14,7 @@ import structlog
 
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.administration.paging import read_page
-from idalloc_server.domain.administration.summary import SequenceSummary, etag_of, summarize
+from idalloc_server.domain.administration.summary import SequenceSummary, etag_of
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.change_events import publish_sequence
 from idalloc_server.domain.clock import Clock
@@ -283,7 +283,9 @@ class SequenceService:
                     raise InvalidRequest(
                         "past", f"must be at most {latest}, max_clock_skew ahead of the clock; is {past}"
                     )
-            at_least = sequence.align_before(past)
+            at_least = sequence.align(past)
+            if sequence.is_past(at_least, past) and at_least != sequence.before_start:
+                at_least -= sequence.step  # the last possible value at or before ``past``
             if sequence.reset == Reset.NEVER:
                 return self._revision(row, sequence, change_token)._replace(at_least=at_least)
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
@@ -387,7 +389,17 @@ class SequenceService:
     async def _summary_of(self, row: Row, period: str = "") -> SequenceSummary:
         if row.last_value is None:
             return SequenceSummary(row)
-        return summarize(row, *await self._counter(row, period))
+        period, last_value = await self._counter(row, period)
+        sequence = row.sequence
+        total = max(0, (sequence.bound - sequence.before_start) // sequence.step)
+        remaining = max(0, (sequence.bound - last_value) // sequence.step)
+        return SequenceSummary(
+            row,
+            period,
+            last_value=None if last_value == sequence.before_start else last_value,
+            remaining=remaining,
+            used_ratio=max(0, total - remaining) / total if total else 1.0,
+        )
 
     async def _result(self, row: Row, period: str = "", *, ends_leases: bool = True) -> ChangeResult:
         summary = await self.summary_of(row, period)

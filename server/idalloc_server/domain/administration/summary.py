@@ -55,21 +55,3 @@ class SequenceSummary:
 def etag_of(row: Row) -> str:
     """Return the etag of a row, which changes with its settings."""
     return f'"{row.revision}"'
-
-
-def summarize(row: Row, period: str, last_value: int) -> SequenceSummary:
-    """Return the summary of a sequence, without rate and forecast.
-
-    ``last_value`` is the counter of the period, or of the sequence if it has no reset.
-    """
-    sequence = row.sequence
-    total = max(0, (sequence.bound - sequence.before_start) // sequence.step)
-    remaining = max(0, (sequence.bound - last_value) // sequence.step)
-    used = max(0, total - remaining)
-    return SequenceSummary(
-        row,
-        period,
-        last_value=None if last_value == sequence.before_start else last_value,
-        remaining=remaining,
-        used_ratio=used / total if total else 1.0,
-    )

@@ -94,11 +94,6 @@ class Sequence:
         steps = max(0, -((value - self.before_start) // -self.step))
         return self.before_start + steps * self.step
 
-    def align_before(self, value: int) -> int:
-        """Return the last start + k * step at or before ``value``; without one, k is -1."""
-        point = self.align(value)
-        return point - self.step if self.is_past(point, value) and point != self.before_start else point
-
 
 def check_name(name: str, field: str = "sequence") -> None:
     """Validate a sequence's name: 1 to 255 bytes of UTF-8 without control characters.
