@@ -43,6 +43,7 @@ class UuidGenerator:
         self._clock = clock
         self._random = random
         self._current_pid = process.pid
+        self._rand_b: int
         self._start_at(0)
         process.register(self)
 
@@ -62,10 +63,13 @@ class UuidGenerator:
         elif self._pid != self._current_pid():
             # The parent continues from the same bits.
             self._start_at(self._head + 1)
-        values = self._count_up(count)
-        if values[-1] >= _RAND_B_END:
+        while True:
+            # Each value is 1 to 2^32 larger than the one before.
+            steps = array("I", self._random(count * array("I").itemsize))
+            values: list[int] = list(accumulate((step + 1 for step in steps), initial=self._rand_b))
+            if values[-1] < _RAND_B_END:
+                break
             self._start_at(self._head + 1)
-            values = self._count_up(count)
         self._rand_b = values[-1]
         ms, rand_a = divmod(self._head, 1 << _RAND_A_BITS)
         first_half = (ms << 16 | 7 << 12 | rand_a).to_bytes(8, "big")
@@ -79,8 +83,3 @@ class UuidGenerator:
         self._head = head  # unix_ts_ms << 12 | rand_a
         self._rand_b = int.from_bytes(self._random(8), "big") >> _NEW_RAND_B_SHIFT
         self._pid = self._current_pid()
-
-    def _count_up(self, count: int) -> list[int]:
-        """Return the current rand_b and the next ``count`` values, each 1 to 2^32 larger."""
-        steps = array("I", self._random(count * array("I").itemsize))
-        return list(accumulate((step + 1 for step in steps), initial=self._rand_b))

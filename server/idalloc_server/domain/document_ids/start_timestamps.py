@@ -92,9 +92,7 @@ class StartTimestamps:
             StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
         at_least = max(0, int(await self._checked_wall_clock()), self._claimed.get(prefix, -1) + 1)
-        claim = await self._claim(StartTimestamp(prefix, at_least))
-        if claim.start_timestamp >= TIMESTAMP_END:
-            raise DocIdTimestampRefused(_exhausted(prefix), prefix=prefix)
+        claim = await self._claim(prefix, at_least)
         self.has_conflict = claim.holder != self.holder
         if self.has_conflict and self.prefix_conflict == "refuse":
             raise PrefixInUse(prefix, claim.holder)
@@ -117,14 +115,10 @@ class StartTimestamps:
             DocIdTimestampRefused: No timestamp below 2^32 is left, or the store is retired.
             StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
-        start = StartTimestamp(self.prefix, after + 1)
-        if start.timestamp < TIMESTAMP_END:
-            claim = await self._claim(start)
-            start = StartTimestamp(start.prefix, claim.start_timestamp)
-        if start.timestamp >= TIMESTAMP_END:
-            raise DocIdTimestampRefused(_exhausted(start.prefix), prefix=start.prefix)
-        self._claimed[start.prefix] = start.timestamp
-        return start
+        prefix = self.prefix
+        claim = await self._claim(prefix, after + 1)
+        self._claimed[prefix] = claim.start_timestamp
+        return StartTimestamp(prefix, claim.start_timestamp)
 
     async def keep_prefix(self, record_success: Callable[[], None] = lambda: None) -> None:
         """Send heartbeats for the prefix to the store until cancelled.
@@ -161,12 +155,17 @@ class StartTimestamps:
         except Refusal as refusal:
             _log.warning("prefix_release_failed", prefix=prefix, error=str(refusal))
 
-    async def _claim(self, lowest: StartTimestamp) -> Claim:
-        call = self.store.claim_start(lowest.prefix, lowest.timestamp, self.holder, STALE_AFTER)
-        try:
-            return await within_timeout(self.store_timeout, call)
-        except StoreRetired as refusal:
-            raise _Retired(str(refusal), prefix=lowest.prefix) from None
+    async def _claim(self, prefix: int, at_least: int) -> Claim:
+        if at_least < TIMESTAMP_END:
+            call = self.store.claim_start(prefix, at_least, self.holder, STALE_AFTER)
+            try:
+                claim = await within_timeout(self.store_timeout, call)
+            except StoreRetired as refusal:
+                raise _Retired(str(refusal), prefix=prefix) from None
+            if claim.start_timestamp < TIMESTAMP_END:
+                return claim
+        why = f"prefix {prefix} has no start timestamp below 2^32 left: set a different node_prefix"
+        raise DocIdTimestampRefused(why, prefix=prefix)
 
     async def _checked_wall_clock(self) -> float:
         before = self.clock.wall()
@@ -193,7 +192,3 @@ class _WrongClock(DocIdTimestampRefused):
 
 class _Retired(DocIdTimestampRefused):
     """The store is retired: its start timestamps continue in another store."""
-
-
-def _exhausted(prefix: int) -> str:
-    return f"prefix {prefix} has no start timestamp below 2^32 left: set a different node_prefix"

@@ -31,9 +31,7 @@ MUTANTS = (
     STARTS.mutant(
         "next-start-not-larger",
         "the next start timestamp may be the present one",
-        Edit(
-            "StartTimestamps.claim_next", "StartTimestamp(self.prefix, after + 1)", "StartTimestamp(self.prefix, after)"
-        ),
+        Edit("StartTimestamps.claim_next", "self._claim(prefix, after + 1)", "self._claim(prefix, after)"),
         unexplored="the generator ignores a claim that is not later, and claims again",
     ),
     Place("P6", GENERATOR).mutant(
