@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from operator import attrgetter
 
 import structlog
@@ -128,7 +129,9 @@ class IdempotentAllocator:
             await asyncio.wait({call.task})
             call = self._calls.get(request_id)
         if call is None:
-            call = self._start(_Call(request_id, sequence, count, prefix))
+            call = self._calls[request_id] = _Call(request_id, sequence, count, prefix)
+            call.task = asyncio.create_task(self._answer(call), name=f"request {request_id}")
+            call.task.add_done_callback(partial(self._finish, call))
         await self._wait_as_caller(call)
         if call.task.cancelled():
             raise ServerDraining
@@ -218,13 +221,7 @@ class IdempotentAllocator:
             )
         self._has_warned = rows >= WARNING_ROWS
 
-    def _start(self, call: _Call) -> _Call:
-        self._calls[call.request_id] = call
-        call.task = asyncio.get_running_loop().create_task(self._answer(call), name=f"request {call.request_id}")
-        call.task.add_done_callback(lambda _: self._finish(call))
-        return call
-
-    def _finish(self, call: _Call) -> None:
+    def _finish(self, call: _Call, _: asyncio.Task[tuple[IdRange, int]]) -> None:
         if self._calls.get(call.request_id) is call:
             del self._calls[call.request_id]
         if not call.task.cancelled():
