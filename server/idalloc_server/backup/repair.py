@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision
@@ -33,9 +33,17 @@ async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Re
     Raises:
         StoreFailure: The store or the witness failed.
     """
+    known: dict[str, set[int]] = defaultdict(set)  # the last ids that are known, by the name of the row
+    for end in await store.recorded_ends():
+        row_name = name_of_period(end.sequence, end.period) if end.period else end.sequence
+        known[row_name].add(end.last_id)
+    if witness is not None:
+        async for name, mark in marks(witness):
+            known[name].add(mark.value)
+    known.pop(IDENTITY, None)
     found: list[Repaired] = []
     by = f"repair:{uuid4()}"
-    for name, ids in sorted((await _known_ids(store, witness)).items()):
+    for name, ids in sorted(known.items()):
         if name.startswith(START):
             await store.raise_start(int(name.removeprefix(START)), max(ids))
             continue
@@ -59,15 +67,3 @@ async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Re
             await store.revise(name, row.revision, change)
         found.append(Repaired(sequence, period, last_id, state))
     return found
-
-
-async def _known_ids(store: Store, witness: Witness | None) -> dict[str, set[int]]:
-    """Return the last ids that are known, by the name of the row."""
-    known: dict[str, set[int]] = defaultdict(set)
-    for end in await store.recorded_ends():
-        known[end.row_name].add(end.last_id)
-    if witness is not None:
-        async for name, mark in marks(witness):
-            known[name].add(mark.value)
-    known.pop(IDENTITY, None)
-    return known

@@ -92,9 +92,7 @@ def check_parts(parts: Many[Part], identity: Sequence | None, opening: Opening) 
                 f"{lost.what} was lost or exchanged: it {'is missing' if lost.is_missing else found}, and {kept.what} "
                 f"belongs to the store {name or kept.store}; {REPAIR}",
             )
-    _check_contents(parts, held)
-    if not name:
-        _check_unnamed(sequences, others)
+    _check_contents(parts, name, held)
     is_used = bool(name) or (opening.creates and any(part.has_rows for part in parts))
     if is_used and opening.witness not in ("", name):
         raise StartRefused(
@@ -110,21 +108,20 @@ def check_parts(parts: Many[Part], identity: Sequence | None, opening: Opening) 
     return name
 
 
-def _check_contents(parts: Many[Part], held: Mapping[str, str]) -> None:
+def _check_contents(parts: Many[Part], name: str, held: Mapping[str, str]) -> None:
+    """Refuse a store that lost columns or rows, or has no name and lost its sequences.
+
+    A node that is used for document ids alone has start timestamps, and no sequence.
+    """
     for part in parts:
         if lost := sorted({*held.get(part.name, "").split()} & {*part.lacks}):
             raise StartRefused("store", f"{part.what} lost its columns {', '.join(lost)}; {REPAIR}")
         if part.name == held.get(_USED) and not part.has_rows:
             raise StartRefused("store", f"{part.what} was emptied: start timestamps could be claimed again; {REPAIR}")
-
-
-def _check_unnamed(sequences: Part, others: Many[Part]) -> None:
-    """Refuse a store without a name that lost its sequences.
-
-    A node that is used for document ids alone has start timestamps, and no sequence.
-    """
+    sequences, *others = parts
     for part in others:
-        if part.has_rows and not sequences.has_rows and (sequences.is_missing or part.name == ALLOCATIONS):
+        is_lost = part.has_rows and not sequences.has_rows and (sequences.is_missing or part.name == ALLOCATIONS)
+        if is_lost and not name:
             found = "missing" if sequences.is_missing else "empty"
             raise StartRefused("store", f"{sequences.what} is {found}, but {part.what} has rows; {REPAIR}")
 

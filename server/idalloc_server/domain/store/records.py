@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.sequences.model import Sequence
 
 
 class Demand(NamedTuple):
@@ -134,11 +134,6 @@ class RecordedEnd(NamedTuple):
     period: str
     step: int
     last_id: int
-
-    @property
-    def row_name(self) -> str:
-        """The name of the row."""
-        return f"{self.sequence}{PERIOD_SEPARATOR}{self.period}" if self.period else self.sequence
 
 
 class Claim(NamedTuple):

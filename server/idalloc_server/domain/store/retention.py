@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -43,11 +44,11 @@ class Retention(NamedTuple):
         return number <= position.number and term <= position.term
 
 
+@dataclass(eq=False)
 class SeenRecords:
     """Positions that this process saw, and when; a few hundred at most, however long it runs."""
 
-    def __init__(self) -> None:
-        self._seen: list[tuple[RecordPosition, float]] = []
+    _seen: list[tuple[RecordPosition, float]] = field(default_factory=list)
 
     def note(self, newest: RecordPosition | None, now: float) -> None:
         """Add the newest position.
@@ -56,18 +57,21 @@ class SeenRecords:
             newest: The position that the store returned; None if it has no records.
             now: ``Clock.boot`` after the store call.
         """
-        seen = self._seen
-        if seen and (newest is None or (newest.term, newest.number) < (seen[-1][0].term, seen[-1][0].number)):
-            seen.clear()  # the table was replaced, by a restored one for example
-        if newest is None or (seen and newest[:2] == seen[-1][0][:2]):
+        if newest is None:
+            self._seen = []
             return
-        seen.append((newest, now))
-        # Keep recent positions close together, old ones further apart.
-        kept = seen[:1]
-        for this, following in pairwise(seen[1:]):
+        last = self._seen[-1][0] if self._seen else newest
+        if (newest.term, newest.number) < (last.term, last.number):
+            self._seen = []  # the table was replaced, by a restored one for example
+        elif self._seen and (newest.term, newest.number) == (last.term, last.number):
+            return
+        # The first and the last position stay. Another one goes if its neighbors are close together
+        # for their age.
+        kept: list[tuple[RecordPosition, float]] = self._seen[:1]
+        for this, following in pairwise([*self._seen[1:], (newest, now)]):
             if following[1] - kept[-1][1] > (now - following[1]) / SPACING:
                 kept.append(this)
-        self._seen = kept if len(seen) == 1 else [*kept, seen[-1]]
+        self._seen = [*kept, (newest, now)]
 
     def retention(self, now: float, own_window: float) -> Retention | None:
         """Return what may be removed, or None if nothing may be."""
