@@ -42,23 +42,15 @@ _MAX_LEASE_MS = 86_400_000  # that of the longest lease_ttl, which is 24h
 _Enum = TypeVar("_Enum", bound=IntEnum)
 
 
-def _parse_decimal(value: object) -> object:
-    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
-
-
 def _parse_name(kind: type[_Enum], value: object) -> _Enum:
     if not isinstance(value, str) or value not in kind.__members__:
         raise ValueError(f"must be one of {', '.join(kind.__members__)}")
     return kind[value]
 
 
-def _check_unicode(text: str) -> str:
-    text.encode()  # Raises ValueError for an unpaired surrogate, which JSON allows.
-    return text
-
-
-_Text = Annotated[str, AfterValidator(_check_unicode)]
-_decimal = BeforeValidator(_parse_decimal)
+# encode() raises ValueError for an unpaired surrogate, which JSON allows.
+_Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
+_decimal = BeforeValidator(lambda value: int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value)
 _Setting = Annotated[int, Field(ge=-MAX_ID, le=MAX_ID), _decimal]
 _Counter = Annotated[int, Field(ge=_LOWEST, le=MAX_ID), _decimal]
 _Generation = Annotated[int, Field(ge=1, le=_MAX_GENERATION), _decimal]
@@ -135,6 +127,14 @@ def row_line(row: Row) -> str:
     last_value = None if row.last_value is None else str(row.last_value)
     if period:
         return _format_line(content | {"period": period, "last_value": last_value, "generation": str(row.generation)})
+    settings: dict[str, Any] = {}
+    for setting in _SettingsOfLine.model_fields:
+        value = getattr(row.sequence, setting)
+        if isinstance(value, IntEnum):
+            value = value.name
+        elif isinstance(value, int):
+            value = str(value)
+        settings[setting] = dict(value) if isinstance(value, Mapping) else value
     content |= {
         "last_value": last_value,
         "generation": str(row.generation),
@@ -142,7 +142,7 @@ def row_line(row: Row) -> str:
         "lease_ms": str(row.lease_ms),
         "created_at": row.created_at,
         "changed_at": row.changed_at,
-        "settings": {name: _to_json(getattr(row.sequence, name)) for name in _SettingsOfLine.model_fields},
+        "settings": settings,
     }
     if is_reserved(row):  # A server that does not know the field rejects the line.
         content["reserved"] = True
@@ -247,25 +247,22 @@ class _Reader:
         elif "period" in content:
             self.counters[number] = ExportedPeriod.model_validate(content)
         else:
-            self._read_sequence(number, _SequenceLine.model_validate(content))
-
-    def _read_sequence(self, number: int, line: _SequenceLine) -> None:
-        # The name and the format are kept: they determine the sequence and the texts of its ids.
-        labels = {replaced(key): replaced(value) for key, value in line.settings.labels.items()}
-        clean = {"description": replaced(line.settings.description), "labels": labels}
-        unsafe = [setting for setting, value in clean.items() if value != getattr(line.settings, setting)]
-        for setting in unsafe:
-            setattr(line.settings, setting, clean[setting])
-        item = ExportedSequence(number, _to_row(line))
-        name = item.row.name
-        if name in self.by_name:
-            raise ValueError(f"sequence {name!r} is in line {self.by_name[name].line} already")
-        self.by_name[name] = item
-        if line.reserved:
-            self.file.reserved[name] = item.row.sequence.description
-            return
-        self.file.items.append(item)
-        self.file.notes += [Problem(number, f"{setting}: {_REPLACED}") for setting in unsafe]
+            line = _SequenceLine.model_validate(content)
+            # The name and the format are kept: they determine the sequence and its ids' texts.
+            labels = {replaced(key): replaced(value) for key, value in line.settings.labels.items()}
+            clean = {"description": replaced(line.settings.description), "labels": labels}
+            unsafe = [setting for setting, value in clean.items() if value != getattr(line.settings, setting)]
+            for setting in unsafe:
+                setattr(line.settings, setting, clean[setting])
+            item = ExportedSequence(number, _to_row(line))
+            first = self.by_name.setdefault(line.sequence, item)
+            if first is not item:
+                raise ValueError(f"sequence {line.sequence!r} is in line {first.line} already")
+            if line.reserved:
+                self.file.reserved[line.sequence] = item.row.sequence.description
+            else:
+                self.file.items.append(item)
+                self.file.notes += [Problem(number, f"{setting}: {_REPLACED}") for setting in unsafe]
 
 
 def _assign_periods(
@@ -345,9 +342,3 @@ def _first_message(error: ValidationError) -> str:
 
 def _format_line(content: dict[str, Any]) -> str:
     return escaped(json.dumps(content, ensure_ascii=False))
-
-
-def _to_json(value: str | int | Mapping[str, str]) -> str | dict[str, str]:
-    if isinstance(value, int):
-        return value.name if isinstance(value, IntEnum) else str(value)
-    return value if isinstance(value, str) else dict(value)

@@ -6,6 +6,8 @@ An exported counter is never behind an id that was issued before the export.
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from uuid import uuid4
 
 from idalloc_server.backup.export_file import ExportFile, claim_line, header_line, row_line
@@ -83,19 +85,7 @@ async def retire(
             if row.last_value is None:
                 continue
             if not row.deleted:
-                row = await _change(
-                    store,
-                    row,
-                    lambda row: Revision(
-                        row.sequence,
-                        at_least=row.last_value or row.sequence.before_start,
-                        by=by,
-                        at=clock.wall(),
-                        generation=generation_after(row.sequence, row.generation, clock),
-                        deleted=True,
-                    ),
-                    unless=lambda row: row.deleted,
-                )
+                row = await _change(store, row, partial(_tombstone, by=by, clock=clock))
                 ended += 1
             lease_ms = max(lease_ms, row.lease_ms if row.revised_by.startswith(RETIRED_BY) else 0)
         count += ended
@@ -110,15 +100,26 @@ async def unretire(store: Store, clock: Clock) -> None:
     by = f"unretire:{uuid4()}"
     row = await store.get(RETIREMENT)
     if row is not None:
-        await _change(
-            store,
-            row,
-            lambda row: Revision(row.sequence, at_least=0, by=by, at=clock.wall(), deleted=True),
-            unless=lambda row: row.deleted,
-        )
+        await _change(store, row, lambda row: Revision(row.sequence, at_least=0, by=by, at=clock.wall(), deleted=True))
 
 
-async def _change(store: Store, row: Row, change: Callable[[Row], Revision], unless: Callable[[Row], bool]) -> Row:
+def _tombstone(row: Row, by: str, clock: Clock) -> Revision:
+    return Revision(
+        row.sequence,
+        at_least=row.last_value or row.sequence.before_start,
+        by=by,
+        at=clock.wall(),
+        generation=generation_after(row.sequence, row.generation, clock),
+        deleted=True,
+    )
+
+
+async def _change(
+    store: Store,
+    row: Row,
+    change: Callable[[Row], Revision],
+    unless: Callable[[Row], bool] = attrgetter("deleted"),
+) -> Row:
     """Change a row despite concurrent changes, unless it needs no change; return the newest row."""
     if unless(row):
         return row

@@ -7,7 +7,7 @@
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -74,7 +74,7 @@ def show(
             await witness.close()
             await store.close()
         if sequence is not None and not found:
-            _fail_unknown(witness, sequence)
+            fail(f"the witness {witness.address} has no mark of {sequence!r}", 1)
 
     with_settings(run_compare, config_file, flags, "store or witness", log_level=_LOG_LEVEL)
     rows = [list(_cells(each)) for each in found]
@@ -126,8 +126,8 @@ def forget(
                 counts[name] = await forget_marks(witness, name)
         finally:
             await witness.close()
-        if unknown := [name for name, count in counts.items() if name is not None and not count]:
-            _fail_unknown(witness, *unknown)
+        if unknown := [repr(name) for name, count in counts.items() if name is not None and not count]:
+            fail(f"the witness {witness.address} has no mark of {', '.join(unknown)}", 1)
 
     try:
         with_settings(run_forget, config_file, flags, "witness", log_level=_LOG_LEVEL)
@@ -149,10 +149,6 @@ def _existing(settings: Settings) -> tuple[Store, Witness]:
     witness = open_witness(settings.witness, settings.store, settings.store_timeout)
     check_exists(witness, "witness")
     return store, witness
-
-
-def _fail_unknown(witness: Witness, *names: str) -> NoReturn:
-    fail(f"the witness {witness.address} has no mark of {', '.join(map(repr, names))}", 1)
 
 
 def _cells(each: Comparison) -> Iterator[str]:
