@@ -216,7 +216,7 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
     if not number:
         file.problems.append(Problem(1, "the file is empty"))
     for problem in _assign_periods(reader.counters, reader.by_name):
-        file.skip(*problem, reader.counters[problem.line].sequence)
+        file.skip(problem.line, problem.message, reader.counters[problem.line].sequence)
     file.problems.sort()
     return file
 

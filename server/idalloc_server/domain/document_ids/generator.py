@@ -120,7 +120,7 @@ def _runs_before_overflow(
         if runs and first == serial + step:  # same congruence
             runs[-1] = runs[-1]._replace(id_count=runs[-1].id_count + run_count)
         else:
-            runs.append(DocIdRun(*start, first, step, run_count))
+            runs.append(DocIdRun(start.prefix, start.timestamp, first=first, step=step, id_count=run_count))
         serial = first + (run_count - 1) * step
         count -= run_count
     return runs, count
@@ -211,7 +211,8 @@ class DocIdGenerator:
                 return None
             self._start = self._next_start
             self._next_start = None
-            runs.append(DocIdRun(*self._start, offset, max(increment, 1), missing))
+            run = DocIdRun(self.prefix, self.start_timestamp, first=offset, step=max(increment, 1), id_count=missing)
+            runs.append(run)
         self._serial = runs[-1].last
         self.issued += count
         return runs

@@ -68,8 +68,9 @@ class SeenRecords:
         # The first and the last position stay. Another one goes if its neighbors are close together
         # for their age.
         kept: list[tuple[RecordPosition, float]] = self._seen[:1]
-        for this, following in pairwise([*self._seen[1:], (newest, now)]):
-            if following[1] - kept[-1][1] > (now - following[1]) / SPACING:
+        for this, (_, next_at) in pairwise([*self._seen[1:], (newest, now)]):
+            _, kept_at = kept[-1]
+            if next_at - kept_at > (now - next_at) / SPACING:
                 kept.append(this)
         self._seen = [*kept, (newest, now)]
 
