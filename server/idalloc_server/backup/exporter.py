@@ -128,8 +128,9 @@ async def _change(
         if found is None or unless(found):
             return found or row
         row = found
-    what = "the retirement" if row.name == RETIREMENT else f"sequence {row.name!r}"
-    raise StoreUnavailable(f"{what} was changed during each of {_ATTEMPTS} attempts: try again")
+    if row.name == RETIREMENT:
+        raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
+    raise StoreUnavailable(f"sequence {row.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
 
 async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], file: ExportFile) -> None:
