@@ -20,7 +20,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
-from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
+from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen.transport import TRANSPORTS, make_server
 from idalloc_server.node.change import NodeChanges

@@ -31,7 +31,7 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
     """
     file = ExportFile()
     names: set[str] = set()
-    reader = _Reader()
+    reader = _HitReader()
     number = 0
     for number, line in enumerate(lines, start=1):
         try:
@@ -57,7 +57,7 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
 
 
 @dataclass
-class _Reader:
+class _HitReader:
     """Reads lines, of which an action and its document are two."""
 
     # The action whose document is the next line; None if the next line is an action or a hit.

@@ -199,7 +199,7 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
 
     It aligns each counter to its lattice in the direction of the step, as a store does.
     """
-    reader = _Reader()
+    reader = _LineReader()
     file = reader.file
     number = 0
     for number, line in enumerate(lines, start=1):
@@ -222,7 +222,7 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
 
 
 @dataclass
-class _Reader:
+class _LineReader:
     """Reads the lines of an export file, each by its kind."""
 
     file: ExportFile = field(default_factory=ExportFile)

@@ -16,8 +16,8 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, check_name
 from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.binding import open_with_witness
 from idalloc_server.domain.witness.comparison import Comparison, Repair, compare, forget_marks
-from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import START, Witness
 from idalloc_server.settings.commands import ConfigFile, check_exists, fail, with_settings, with_settings_as_flags
 from idalloc_server.settings.model import Settings

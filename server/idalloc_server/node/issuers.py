@@ -12,7 +12,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
-from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
+from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.node.change import Workers

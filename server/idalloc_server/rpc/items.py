@@ -25,7 +25,7 @@ from idalloc_server.domain.errors import (
     RequestIdReused,
     StoreUnavailable,
 )
-from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, with_date
+from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.notices import generated_ids

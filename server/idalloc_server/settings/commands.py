@@ -18,7 +18,7 @@ from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, St
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.witness.identity import open_with_witness
+from idalloc_server.domain.witness.binding import open_with_witness
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.settings.installed import installed
 from idalloc_server.settings.model import Settings

@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
-from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
+from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from tests.support.fake_process import FakeProcess
 from tests.support.promises.ledger import RecordedConnection
 from tests.support.simulation.loop import SimulatedLoop

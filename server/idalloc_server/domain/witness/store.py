@@ -30,8 +30,8 @@ from idalloc_server.domain.store.records import (
     Row,
     RowVersion,
 )
+from idalloc_server.domain.witness.binding import open_with_witness
 from idalloc_server.domain.witness.chain import ATTEMPTS, MarkChain, WitnessOvertaken, after_write
-from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
 
 

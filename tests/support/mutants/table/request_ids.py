@@ -2,7 +2,7 @@
 
 from tests.support.mutants.edit import Edit, Place
 
-ALLOCATOR = "idalloc_server.domain.idempotency.allocator"
+ALLOCATOR = "idalloc_server.domain.idempotency.idempotent_allocator"
 SCENARIOS = ("request-id",)
 
 MUTANTS = (

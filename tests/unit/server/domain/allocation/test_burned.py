@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Burn, BurnCause, BurnedIds
-from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
+from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs

@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.idempotency.allocator import MAX_BATCH_ROWS
+from idalloc_server.domain.idempotency.idempotent_allocator import MAX_BATCH_ROWS
 from tests.support.fake_store import Fault, MemoryStore, unreachable
 from tests.unit.server.domain.idempotency.conftest import ONE, OTHER, Node, until
 

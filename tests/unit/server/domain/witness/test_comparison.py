@@ -8,8 +8,8 @@ from idalloc_server.domain.errors import StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening
 from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.witness.binding import open_with_witness
 from idalloc_server.domain.witness.comparison import Repair, State, compare, forget_marks
-from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import START, WitnessMark
 from idalloc_server.domain.witness.store import WitnessedStore
 from tests.support.fake_store import MemoryStore
