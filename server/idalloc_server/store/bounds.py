@@ -9,12 +9,12 @@ from idalloc_server.store.packed_settings import DEFAULT_MIN_VALUE
 MIN_BIGINT = -(2**63) + 1
 
 
-class TimestampGrant(NamedTuple):
-    """The result of a grant of timestamps."""
+class CounterGrant(NamedTuple):
+    """The result of a grant."""
 
     last_value: int  # the counter after the grant
-    granted: int  # the number of granted timestamps
-    remaining: int  # the number of timestamps left before max_value
+    granted: int  # the number of granted ids or timestamps
+    remaining: int  # how many are left before the counter's bound
 
 
 def ids_left(last_value: int, step: int, min_value: int | None, max_value: int | None) -> int:
@@ -42,14 +42,14 @@ def advance_counter(last_value: int, at_least: int, sequence: Sequence) -> int:
     return last_value if sequence.is_past(last_value, value) else value
 
 
-def timestamp_grant(last_value: int, max_value: int, wanted: int, now: int, ahead: int) -> TimestampGrant:
+def timestamp_grant(last_value: int, max_value: int, wanted: int, now: int, ahead: int) -> CounterGrant:
     """Return the timestamps that can be granted; see ``Store.grant_timestamps``.
 
     An empty grant keeps the counter.
     """
     before = max(last_value, now - 1)
     granted = max(0, min(wanted, now + ahead - before, max_value - before))
-    return TimestampGrant(
+    return CounterGrant(
         last_value=before + granted if granted else last_value,
         granted=granted,
         remaining=max(0, max_value - before - granted),

@@ -5,8 +5,10 @@ text.
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence
@@ -73,17 +75,17 @@ def pack(sequence: Sequence) -> str:
     return json.dumps(settings, ensure_ascii=False, sort_keys=True)
 
 
-def unpack(name: str, step: int | None, min_value: int | None, max_value: int | None, settings: str | None) -> Sequence:
-    """Return the settings of a row.
+def unpack(name: str, row: Mapping[str, Any]) -> Sequence:
+    """Return the settings of a row, from its columns of ``columns``.
 
     Equal columns return the same object: unchanged rows are not parsed again. Every column may be
-    None (NULL), as in an adopted row. ``settings`` is the JSON of ``pack``.
+    missing or None (NULL), as in an adopted row.
 
     Raises:
         SequenceInvalid: The settings cannot be decoded.
     """
     try:
-        return _unpack(step, min_value, max_value, settings)
+        return _unpack(row.get("step"), row.get("min_value"), row.get("max_value"), row.get("settings"))
     except (ValueError, TypeError, AttributeError) as error:
         raise SequenceInvalid(name, f"its settings cannot be read: {error}; correct them in its row") from error
 

@@ -132,7 +132,7 @@ class ImmediateJobs(JobThread):
 
     def run(self, job: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """See ``JobThread.run``."""
-        if self._is_closed:
+        if self.is_closed:
             raise RuntimeError("the thread is closed")
         loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         return loop.run_in_executor(None, job, *arguments)

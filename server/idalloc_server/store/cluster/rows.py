@@ -5,7 +5,6 @@ from operator import getitem
 from typing import Any
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.records import Grant, Row
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import ids_left
@@ -23,7 +22,7 @@ def parse_row(name: str, source: Source) -> Row:
     return Row(
         name=name,
         last_value=source.get("last_value"),
-        sequence=_sequence(name, source),
+        sequence=packed_settings.unpack(name, source),
         generation=generation_of(source),
         lease_ms=source.get("lease_ms") or 0,
         revision=source.get("rev") or 0,
@@ -54,7 +53,7 @@ def parse_grant(
         raise SequenceDeleted(name)
     if source.get("last_value") is None:
         raise SequenceInvalid(name, NULL_LAST_VALUE)
-    sequence = _sequence(name, source)
+    sequence = packed_settings.unpack(name, source)
     generation = generation_of(source)
     last_value = source["last_value"]
     left = ids_left(last_value, sequence.step, source.get("min_value"), source.get("max_value"))
@@ -79,8 +78,3 @@ def generation_of(source: Source) -> int:
 def milliseconds(seconds: float | None) -> int | None:
     """Return a time as it is stored."""
     return None if seconds is None else round(seconds * 1000)
-
-
-def _sequence(name: str, source: Source) -> Sequence:
-    columns = (source.get(field) for field in ("step", "min_value", "max_value", "settings"))
-    return packed_settings.unpack(name, *columns)

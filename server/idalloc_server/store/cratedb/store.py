@@ -91,7 +91,7 @@ class CrateStore(ClusterStore):
         if "settings" in sequences.lacks:
             return None
         rows = await self.http.read(self._sql.settings, IDENTITY)
-        return packed_settings.unpack(IDENTITY, None, None, None, rows[0][0]) if rows else None
+        return packed_settings.unpack(IDENTITY, {"settings": rows[0][0]}) if rows else None
 
     async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
         table = TABLES[part]

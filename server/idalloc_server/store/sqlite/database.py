@@ -183,7 +183,7 @@ class Database:
             if len(works) == 1:
                 outcomes = [self._transaction(works[0][0], "BEGIN IMMEDIATE")]
             else:
-                outcomes = self._transaction(partial(self._run_each, works), "BEGIN IMMEDIATE")
+                outcomes = self._transaction(lambda db: [self._run_one(db, *work) for work in works], "BEGIN IMMEDIATE")
         except BaseException as error:
             outcomes = [error] * len(turn)
         with suppress(RuntimeError):  # the event loop is closed
@@ -197,10 +197,7 @@ class Database:
                 turn.append(joined)
         return turn
 
-    def _run_each(self, works: list[tuple[_Work, bool]], db: sqlite3.Connection) -> list[Any]:
-        return [self._run_one(db, work, is_one_statement=is_one_statement) for work, is_one_statement in works]
-
-    def _run_one(self, db: sqlite3.Connection, work: _Work, *, is_one_statement: bool) -> Any:
+    def _run_one(self, db: sqlite3.Connection, work: _Work, is_one_statement: bool) -> Any:
         """Run a write so that its failure leaves the earlier ones; return its answer or error."""
         if not is_one_statement:
             db.execute("SAVEPOINT joined")
@@ -218,7 +215,8 @@ class Database:
         return answer
 
     def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str) -> _T:
-        db, files = self._connection, self._files
+        db = self._connection
+        files = self._files
         if db is None or files is None:
             raise StoreUnreachable("the store is not open")
         try:
@@ -234,7 +232,11 @@ class Database:
         except OSError as error:
             raise StoreAnsweredError(f"the file {error.filename} cannot be examined: {error.strerror}") from error
         else:
-            self._commit(db)
+            try:
+                db.execute("COMMIT")
+            except sqlite3.Error as error:
+                kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
+                raise kind(f"SQLite at {self.path}, at the commit: {error}", code=code(error)) from error
         finally:
             roll_back(db)
         try:
@@ -243,13 +245,6 @@ class Database:
             # Others may have replaced the files while the process was paused after the first check.
             raise StoreOutcomeUnknown(f"SQLite at {self.path}, after the commit: {error}") from error
         return answer
-
-    def _commit(self, db: sqlite3.Connection) -> None:
-        try:
-            db.execute("COMMIT")
-        except sqlite3.Error as error:
-            kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
-            raise kind(f"SQLite at {self.path}, at the commit: {error}", code=code(error)) from error
 
     def _open(self, creates: bool) -> None:
         if self._connection is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import FILE_MODE
@@ -91,50 +91,44 @@ class FileIdentity(NamedTuple):
     links: int  # how many names the file has
 
 
-def _by_stat(path: str) -> Callable[[], FileIdentity]:
-    def examine() -> FileIdentity:
-        status = os.stat(path)  # noqa: PTH116 - a Path is slower
-        return FileIdentity(status.st_dev, status.st_ino, status.st_nlink)
-
-    return examine
-
-
-def _find() -> Callable[[str], Callable[[], FileIdentity]]:
-    """Return the function for this system."""
+def _find_statx() -> Any:
+    """Return Linux's ``statx``; None on other systems, and where it cannot be used."""
     if sys.platform != "linux":
-        return _by_stat
+        return None
     try:
         statx = ctypes.CDLL(None, use_errno=True).statx
     except (AttributeError, OSError):  # an old C library
-        return _by_stat
-
-    def by_statx(path: str) -> Callable[[], FileIdentity]:
-        found = ctypes.create_string_buffer(_STATX.size)
-        # Converted once, not at each call.
-        numbers = (ctypes.c_int(0), ctypes.c_uint(_STATX_INO | _STATX_NLINK))
-        arguments = (ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), *numbers, found)
-
-        def examine() -> FileIdentity:
-            if statx(*arguments):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), path)
-            links, inode, major, minor = _STATX.unpack(found)
-            return FileIdentity(os.makedev(major, minor), inode, links)
-
-        return examine
-
-    try:
-        by_statx("/")()
-    except OSError:  # a sandbox refuses the call
-        return _by_stat
-    return by_statx
+        return None
+    is_refused = statx(_AT_FDCWD, b"/", 0, _STATX_INO | _STATX_NLINK, ctypes.create_string_buffer(_STATX.size))
+    return None if is_refused else statx  # by a sandbox
 
 
-# Takes a path, and returns a function that returns which file the path names at each call, or
-# raises OSError if it cannot be examined. The function serves one thread. Linux does not read the
-# file's times: since Linux 6.13 the next write to a file whose times were read changes its inode,
-# and the ``fdatasync`` after it must write the inode, too (``multigrain-ts.rst`` of Linux).
-examiner = _find()
+_statx = _find_statx()
+
+
+def examiner(path: str) -> Callable[[], FileIdentity]:
+    """Return a function for one thread that returns which file a path names at each call.
+
+    It raises OSError if that cannot be examined. Linux does not read the file's times: since Linux
+    6.13 the next write to a file whose times were read changes its inode, and the ``fdatasync``
+    after it must write the inode, too (``multigrain-ts.rst`` of Linux).
+    """
+    found = ctypes.create_string_buffer(_STATX.size)
+    # Converted once, not at each call.
+    numbers = (ctypes.c_int(0), ctypes.c_uint(_STATX_INO | _STATX_NLINK))
+    arguments = (ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), *numbers, found)
+
+    def examine() -> FileIdentity:
+        if _statx is None:
+            status = os.stat(path)  # noqa: PTH116 - a Path is slower
+            return FileIdentity(status.st_dev, status.st_ino, status.st_nlink)
+        if _statx(*arguments):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
+        links, inode, major, minor = _STATX.unpack(found)
+        return FileIdentity(os.makedev(major, minor), inode, links)
+
+    return examine
 
 
 class FilesChanged(Exception):
@@ -180,8 +174,10 @@ class DatabaseFiles:
     """
 
     def __init__(self, path: Path, real_path: Path) -> None:
+        self.inode = ""  # the device and inode of the database, after ``claim``
         self._path = path
         self._real_path = real_path
+        self._beside = [real_path.with_name(real_path.name + suffix) for suffix in _BESIDE]
         # What examines each file, what it is, its device and inode.
         self._opened: list[tuple[Callable[[], FileIdentity], str, int, int]] = []
         # Opened for writing: an overlay file system replaces a file at the first such opening.
@@ -204,12 +200,12 @@ class DatabaseFiles:
             OSError: A file is missing.
         """
         self._check_names()
-        paths = [self._path, *(self._beside(suffix) for suffix in _BESIDE)]
-        identities = {path: _identity(path.stat()) for path in paths}
-        if identities[self._path] != _identity(os.fstat(self._descriptor)):
+        paths = [self._path, *self._beside]
+        statuses = [path.stat() for path in paths]
+        if not os.path.samestat(statuses[0], os.fstat(self._descriptor)):
             raise StartRefused("store", f"the file {self._path} was replaced while it was opened; start again")
-        beside = repr([identities[path] for path in paths[1:]]).encode()
-        offset = int.from_bytes(blake2b(beside, digest_size=7).digest())
+        identities = [(status.st_dev, status.st_ino) for status in statuses]
+        offset = int.from_bytes(blake2b(repr(identities[1:]).encode(), digest_size=7).digest())
         deadline = time.monotonic() + _CLOSE_SECONDS
         while not lock_offset(self._descriptor, offset):
             if time.monotonic() > deadline:
@@ -220,12 +216,11 @@ class DatabaseFiles:
                 )
             time.sleep(0.01)
         whats = ("file", *_BESIDE.values())
-        self._opened = [(examiner(str(path)), what, *identities[path]) for path, what in zip(paths, whats, strict=True)]
-
-    @property
-    def inode(self) -> str:
-        """The device and inode of the database."""
-        return f"{self._opened[0][2]}:{self._opened[0][3]}"
+        self._opened = [
+            (examiner(str(path)), what, *identity)
+            for path, what, identity in zip(paths, whats, identities, strict=True)
+        ]
+        self.inode = "{}:{}".format(*identities[0])
 
     def check(self) -> None:
         """Check that the files are the opened ones, and have no second link.
@@ -249,11 +244,8 @@ class DatabaseFiles:
         """Release the lock; the connection must already be closed."""
         os.close(self._descriptor)
 
-    def _beside(self, suffix: str) -> Path:
-        return self._real_path.with_name(self._real_path.name + suffix)
-
     def _check_names(self) -> None:
-        for path in (self._real_path, *(self._beside(suffix) for suffix in _BESIDE)):
+        for path in (self._real_path, *self._beside):
             try:
                 links = path.stat().st_nlink
             except FileNotFoundError:
@@ -332,10 +324,6 @@ def is_there(path: Path) -> bool:
             f"the file {path} is empty, so its content is lost; put it back, or delete the file if it is new",
         )
     return True
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def _mount(path: Path) -> str:

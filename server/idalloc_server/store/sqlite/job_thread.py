@@ -26,12 +26,7 @@ class JobThread:
     name: str  # of the thread
     _jobs: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue, init=False)
     _thread: Thread | None = field(default=None, init=False)
-    _is_closed: bool = field(default=False, init=False)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self._is_closed
+    is_closed: bool = field(default=False, init=False)  # whether ``close`` was called
 
     def run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """Queue a job, and return its future, which belongs to the running event loop.
@@ -50,7 +45,7 @@ class JobThread:
         Raises:
             RuntimeError: The thread was closed, or cannot be started.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise RuntimeError("the thread is closed")
         if self._thread is None:
             thread = Thread(target=self._run_jobs, name=self.name, daemon=True)
@@ -63,7 +58,7 @@ class JobThread:
 
         Later jobs are rejected.
         """
-        self._is_closed = True
+        self.is_closed = True
         self._jobs.put(None)
 
     def _run_jobs(self) -> None:

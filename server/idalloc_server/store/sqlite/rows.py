@@ -10,22 +10,23 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
-from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, Revision, Row, RowVersion
+from idalloc_server.domain.store.records import NO_FLOOR, Demand, Grant, GrantFloor, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
+from idalloc_server.store.bounds import CounterGrant, advance_counter, ids_left, timestamp_grant
 
 _COLUMNS = (
-    "name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, writes, rev, rev_by,"
-    " created_at, changed_at"
+    *("name", "last_value", "step", "min_value", "max_value", "settings", "mode", "generation", "lease_ms", "writes"),
+    *("rev", "rev_by", "created_at", "changed_at"),
 )
 # A grant alone writes the demand.
-_ALL_COLUMNS = f"{_COLUMNS}, demand"
-_INTEGER_COLUMNS = (1, 2, 3, 4, 7, 8, 9, 10)
+_ALL_COLUMNS = (*_COLUMNS, "demand")
+_INTEGER_COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms", "writes", "rev")
+_SELECT = f"SELECT {', '.join(_ALL_COLUMNS)} FROM sequences WHERE"
 # REPLACE would clear columns that another program added.
 _WRITE = (
-    f"INSERT INTO sequences ({_COLUMNS}) VALUES ({', '.join(f':{name}' for name in _COLUMNS.split(', '))})"
-    " ON CONFLICT (name) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[1:])
+    f"INSERT INTO sequences ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
+    f" ON CONFLICT (name) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[1:])}"
 )
 
 
@@ -46,32 +47,39 @@ class _StoredRow(NamedTuple):
 
 
 def grant(
-    name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None, db: sqlite3.Connection
+    db: sqlite3.Connection,
+    name: str,
+    wanted: int,
+    lease_ms: int,
+    floor: GrantFloor = NO_FLOOR,
+    demand: Demand | None = None,
 ) -> Grant | None:
     """See ``Store.grant``."""
     found = _read_for_grant(db, name)
     if found is None:
         return None
-    sequence, before = found.row.sequence, found.counter
+    sequence = found.row.sequence
+    before = found.counter
     left = 0
     if found.mode in (None, packed_settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
     granted = 0 if wanted > left or floor.is_ahead_of(before, found.row.generation) else wanted
     packed = packed_settings.pack_demand(demand) or found.demand
-    return _write_grant(db, found, lease_ms, before + granted * sequence.step, granted, left - granted, packed)
+    result = CounterGrant(before + granted * sequence.step, granted, remaining=left - granted)
+    return _write_grant(db, found, lease_ms, result, packed_demand=packed)
 
 
 def grant_timestamps(
-    name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor, db: sqlite3.Connection
+    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
     found = _read_for_grant(db, name)
     if found is None:
         return None
     if found.mode != packed_settings.TIMESTAMP or floor.is_ahead_of(found.counter, found.row.generation):
-        return _write_grant(db, found, lease_ms, found.counter, 0, 0)
-    result = timestamp_grant(found.counter, found.row.sequence.max_value, wanted, now, ahead)
-    return _write_grant(db, found, lease_ms, result.last_value, result.granted, result.remaining)
+        return _write_grant(db, found, lease_ms, CounterGrant(found.counter, granted=0, remaining=0))
+    result = timestamp_grant(found.counter, found.row.sequence.max_value, wanted=wanted, now=now, ahead=ahead)
+    return _write_grant(db, found, lease_ms, result)
 
 
 def give_back(db: sqlite3.Connection, name: str, count: int, version: RowVersion) -> bool:
@@ -126,19 +134,19 @@ def list_rows(
     """See ``Store.list``."""
     # These operators compare text by its bytes; LIKE would ignore case.
     found = db.execute(
-        f"SELECT {_ALL_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
-        " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
-        (
-            after,
-            prefix,
-            len(prefix),
-            prefix,
-            with_deleted,
-            packed_settings.DELETED,
-            with_periods,
-            PERIOD_SEPARATOR,
-            limit,
-        ),
+        f"{_SELECT} name > :after AND name >= :prefix AND substr(name, 1, :length) = :prefix"
+        " AND (:with_deleted OR mode IS NOT :deleted) AND (:with_periods OR instr(name, :separator) = 0)"
+        " ORDER BY name LIMIT :limit",
+        {
+            "after": after,
+            "prefix": prefix,
+            "length": len(prefix),
+            "with_deleted": with_deleted,
+            "deleted": packed_settings.DELETED,
+            "with_periods": with_periods,
+            "separator": PERIOD_SEPARATOR,
+            "limit": limit,
+        },
     )
     return [_with_times(_stored_row(columns).row) for columns in found]
 
@@ -169,7 +177,7 @@ def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -
 
 
 def _read(db: sqlite3.Connection, name: str) -> _StoredRow | None:
-    columns = db.execute(f"SELECT {_ALL_COLUMNS} FROM sequences WHERE name = ?", (name,)).fetchone()
+    columns = db.execute(f"{_SELECT} name = ?", (name,)).fetchone()
     return _stored_row(columns) if columns else None
 
 
@@ -181,24 +189,24 @@ def _with_times(row: Row) -> Row:
 
 
 def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
-    name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, writes, *changes = columns
-    revision, revised_by, created_at, changed_at, demand = changes
-    for index in _INTEGER_COLUMNS:
-        if not isinstance(columns[index], int | None):  # a column of a SQLite table may hold any type
-            raise SequenceInvalid(str(name), "a column that must be an integer has another type")
+    found = dict(zip(_ALL_COLUMNS, columns, strict=True))
+    name = found["name"]
+    if not all(isinstance(found[column], int | None) for column in _INTEGER_COLUMNS):
+        # A column of a SQLite table may hold any type.
+        raise SequenceInvalid(str(name), "a column that must be an integer has another type")
     row = Row(
-        name,
-        last_value,
-        packed_settings.unpack(name, step, min_value, max_value, packed),
-        packed_settings.DEFAULT_GENERATION if generation is None else generation,
-        lease_ms or 0,
-        revision or 0,
-        revised_by or "",
-        created_at,
-        changed_at,
-        deleted=mode == packed_settings.DELETED,
+        name=name,
+        last_value=found["last_value"],
+        sequence=packed_settings.unpack(name, found),
+        generation=packed_settings.DEFAULT_GENERATION if found["generation"] is None else found["generation"],
+        lease_ms=found["lease_ms"] or 0,
+        revision=found["rev"] or 0,
+        revised_by=found["rev_by"] or "",
+        created_at=found["created_at"],
+        changed_at=found["changed_at"],
+        deleted=found["mode"] == packed_settings.DELETED,
     )
-    return _StoredRow(row, mode, writes or 0, demand)
+    return _StoredRow(row, found["mode"], found["writes"] or 0, found["demand"])
 
 
 def _read_for_grant(db: sqlite3.Connection, name: str) -> _StoredRow | None:
@@ -210,26 +218,26 @@ def _read_for_grant(db: sqlite3.Connection, name: str) -> _StoredRow | None:
 
 
 def _write_grant(
-    db: sqlite3.Connection,
-    found: _StoredRow,
-    lease_ms: int,
-    last_value: int,
-    granted: int,
-    remaining: int,
-    packed_demand: Any = None,
+    db: sqlite3.Connection, found: _StoredRow, lease_ms: int, result: CounterGrant, packed_demand: Any = None
 ) -> Grant:
     """Write and return a grant.
 
     Without a packed demand the row keeps its own one, which is not returned.
     """
-    row, writes = found.row, found.writes + 1
+    row = found.row
+    writes = found.writes + 1
     db.execute(
         "UPDATE sequences SET last_value = ?, lease_ms = ?, writes = ?, demand = coalesce(?, demand) WHERE name = ?",
-        (last_value, max(row.lease_ms, lease_ms), writes, packed_demand, row.name),
+        (result.last_value, max(row.lease_ms, lease_ms), writes, packed_demand, row.name),
     )
-    version = (writes, last_value, row.generation)
-    demand = packed_settings.unpack_demand(packed_demand)
-    return Grant(last_value, granted, row.sequence, remaining, row.generation, version, writes, demand)
+    return Grant(
+        **result._asdict(),
+        sequence=row.sequence,
+        generation=row.generation,
+        version=(writes, result.last_value, row.generation),
+        writes=writes,
+        demand=packed_settings.unpack_demand(packed_demand),
+    )
 
 
 def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:

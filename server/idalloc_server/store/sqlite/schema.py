@@ -31,7 +31,7 @@ from idalloc_server.domain.store.identity import (
 )
 from idalloc_server.store.packed_settings import unpack
 from idalloc_server.store.permissions import make_folder, sync_folder
-from idalloc_server.store.sqlite import recorded, rows
+from idalloc_server.store.sqlite import allocation_rows, rows
 from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, check_locks, create_file, is_there
 
@@ -197,7 +197,7 @@ def create_tables(db: sqlite3.Connection, path: Path, opening: Opening = ANY_STO
         found = None
         if "settings" not in parts[0].lacks:
             found = db.execute("SELECT settings FROM sequences WHERE name = ?", (IDENTITY,)).fetchone()
-        name = check_parts(parts, unpack(IDENTITY, None, None, None, found[0]) if found else None, opening)
+        name = check_parts(parts, unpack(IDENTITY, {"settings": found[0]}) if found else None, opening)
         if opening.creates:
             _complete(db, path, name or new_name(parts, opening))
         db.execute("COMMIT")
@@ -221,7 +221,7 @@ def _complete(db: sqlite3.Connection, path: Path, name: str) -> None:
     db.execute("CREATE INDEX IF NOT EXISTS allocations_written_at ON allocations (written_at)")
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     row = rows.create(db, identity_row(name))
-    recorded.keep_copy(db, copy_of(name))
+    allocation_rows.keep_copy(db, copy_of(name))
     if change := listed(row, name, _parts(db, path)):
         rows.revise(db, IDENTITY, row.revision, change)
 
@@ -230,17 +230,20 @@ def _parts(db: sqlite3.Connection, path: Path) -> list[Part]:
     """Return what the database has of a store."""
     parts = []
     for table, wanted in _TABLES.items():
-        there, store, has_rows = _columns(db, table), "", False
-        key = next(iter(wanted))
+        there = _columns(db, table)
+        store = ""
+        has_rows = False
         if there:
-            has_rows = bool(db.execute(f"SELECT 1 FROM {table} WHERE {key} != ? LIMIT 1", (IDENTITY,)).fetchone())
+            other = f"SELECT 1 FROM {table} WHERE {next(iter(wanted))} != ? LIMIT 1"
+            has_rows = db.execute(other, (IDENTITY,)).fetchone() is not None
         if table == START_TIMESTAMPS:
             store = name_in(there)
         elif table == ALLOCATIONS and "sequence" in there:
             copy = db.execute("SELECT sequence FROM allocations WHERE request_id = ?", (IDENTITY,)).fetchone()
             store = copy[0] if copy else ""
         columns = wanted.keys() - {"demand"}  # which is a hint
-        parts.append(Part(table, f"the table {table} in {path}", columns, columns - there, store, has_rows))
+        what = f"the table {table} in {path}"
+        parts.append(Part(table, what, columns, columns - there, store=store, has_rows=has_rows))
     return parts
 
 
@@ -255,10 +258,10 @@ def _check_database(db: sqlite3.Connection, path: Path, opening: Opening) -> Non
         name
         for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     }
-    columns = {name: key for _, name, _, _, _, key, _ in db.execute("PRAGMA table_xinfo(sequences)")}
+    columns = db.execute("PRAGMA table_xinfo(sequences)").fetchall()
     is_ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {SEQUENCES})
-    keys = [name for name, key in columns.items() if key]
-    if not is_ours or (columns and (keys != ["name"] or "last_value" not in columns)):
+    keys = [name for _, name, *_, key, _ in columns if key]
+    if not is_ours or (columns and (keys != ["name"] or "last_value" not in _columns(db, SEQUENCES))):
         raise StartRefused("store", f"{path} is a SQLite database of another program; choose another file")
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) > _SCHEMA_VERSION:
         raise StartRefused(
@@ -268,12 +271,8 @@ def _check_database(db: sqlite3.Connection, path: Path, opening: Opening) -> Non
         )
     if application_id and not columns and not opening.repairs:
         raise StartRefused("store", f"the table sequences in {path} was lost; {REPAIR}")
-    _check_columns(db, path)
-
-
-def _check_columns(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse an adopted table with a column on which idalloc's statements would fail."""
-    for _, name, _, not_null, default, _, hidden in db.execute("PRAGMA table_xinfo(sequences)"):
+    # idalloc's statements would fail on these columns of an adopted table.
+    for _, name, _, not_null, default, _, hidden in columns:
         if hidden and name in _TABLES[SEQUENCES]:
             why = "is generated, and idalloc writes it"
         elif not_null and default is None and not hidden and name not in _WRITTEN:

@@ -1,34 +1,45 @@
 """The store in one SQLite file, shared by processes on one machine."""
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreExchanged
-from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening, check_place
-from idalloc_server.domain.store.records import (
-    NO_FLOOR,
-    Claim,
-    Demand,
-    Grant,
-    GrantFloor,
-    RecordedAllocation,
-    RecordedEnd,
-    Revision,
-    Row,
-    RowVersion,
-)
-from idalloc_server.domain.store.retention import RecordPosition, Retention
-from idalloc_server.store.sqlite import recorded, rows, schema
+from idalloc_server.domain.store.records import Claim, RecordedAllocation
+from idalloc_server.store.sqlite import allocation_rows, rows, schema
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.files import FilesChanged
 
 _BUSY_TIMEOUT = 5.0
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _transaction(
+    run: Callable[[Database, Callable[[sqlite3.Connection], _T]], Awaitable[_T]],
+    work: Callable[Concatenate[sqlite3.Connection, _P], _T],
+) -> Callable[Concatenate["SqliteStore", _P], Coroutine[Any, Any, _T]]:
+    """Return the method that runs ``work`` in a transaction of the store's file."""
+
+    async def call(self: "SqliteStore", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await run(self._database, lambda db: work(db, *args, **kwargs))
+
+    return call
+
+
+async def _grant(database: Database, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    try:
+        return await database.transact_together(work)
+    except FilesChanged as error:
+        raise StoreExchanged(f"the file {database.path}", error.found) from error
 
 
 @dataclass(eq=False)
@@ -45,12 +56,9 @@ class SqliteStore:
     busy_timeout: float = _BUSY_TIMEOUT  # how long a transaction waits for other writers, in seconds
 
     def __post_init__(self) -> None:
+        self.address = f"sqlite://{self.path}"
         self.opened: Mapping[str, str] = {}
         self._database = Database(self.path, self.busy_timeout)
-
-    @property
-    def address(self) -> str:
-        return f"sqlite://{self.path}"
 
     async def open(self, opening: Opening = ANY_STORE) -> None:
         self._database.create_tables = partial(schema.create_tables, opening=opening)
@@ -59,59 +67,22 @@ class SqliteStore:
         self.opened = {"name": row.sequence.description if row else "", "file": self._database.inode}
         check_place(opening, self.opened)
 
-    async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
-    ) -> Grant | None:
-        return await self._grant(partial(rows.grant, name, wanted, lease_ms, floor, demand))
-
-    async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
-    ) -> Grant | None:
-        return await self._grant(partial(rows.grant_timestamps, name, wanted, lease_ms, now, ahead, floor))
-
-    async def _grant(self, work: Callable[[sqlite3.Connection], Grant | None]) -> Grant | None:
-        try:
-            return await self._database.transact_together(work)
-        except FilesChanged as error:
-            raise StoreExchanged(f"the file {self.path}", error.found) from error
-
-    async def create(self, row: Row) -> Row:
-        return await self._database.join(lambda db: rows.create(db, row))
-
-    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        await self._database.join(lambda db: rows.open_period(db, name, sequence, at_least, generation))
-
-    async def get(self, name: str) -> Row | None:
-        return await self._database.read(lambda db: rows.get(db, name))
-
-    async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
-        return await self._database.read(
-            lambda db: rows.list_rows(db, prefix, after, limit, with_deleted=with_deleted, with_periods=with_periods)
-        )
-
-    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        return await self._database.write(lambda db: rows.revise(db, name, revision, change))
+    grant = _transaction(_grant, rows.grant)
+    grant_timestamps = _transaction(_grant, rows.grant_timestamps)
+    create = _transaction(Database.join, rows.create)
+    open_period = _transaction(Database.join, rows.open_period)
+    get = _transaction(Database.read, rows.get)
+    list = _transaction(Database.read, rows.list_rows)
+    revise = _transaction(Database.write, rows.revise)
+    give_back = _transaction(Database.join, rows.give_back)
+    recorded = _transaction(Database.read, allocation_rows.recorded)
+    newest_recorded = _transaction(Database.read, allocation_rows.newest)
+    recorded_ends = _transaction(Database.read, allocation_rows.ends)
+    count_recorded = _transaction(Database.read, allocation_rows.count)
+    forget_recorded = _transaction(Database.write, allocation_rows.forget)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        return await self._database.write(lambda db: recorded.record(db, allocations, self.clock.wall()))
-
-    async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        return await self._database.read(lambda db: recorded.recorded(db, request_id))
-
-    async def newest_recorded(self) -> RecordPosition | None:
-        return await self._database.read(recorded.newest)
-
-    async def recorded_ends(self) -> Many[RecordedEnd]:
-        return await self._database.read(recorded.ends)
-
-    async def count_recorded(self, limit: int) -> int:
-        return await self._database.read(lambda db: recorded.count(db, limit))
-
-    async def forget_recorded(self, retention: Retention, limit: int) -> int:
-        return await self._database.write(lambda db: recorded.forget(db, retention, limit))
-
-    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
-        return await self._database.join(lambda db: rows.give_back(db, name, count, version))
+        return await self._database.write(lambda db: allocation_rows.record(db, allocations, self.clock.wall()))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         def work(db: sqlite3.Connection) -> Claim:

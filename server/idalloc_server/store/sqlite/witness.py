@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -20,6 +21,7 @@ _TABLES = (
     "marks (name TEXT PRIMARY KEY, generation INTEGER NOT NULL, value INTEGER NOT NULL, step INTEGER NOT NULL,"
     " token TEXT NOT NULL, gaps TEXT NOT NULL) WITHOUT ROWID",
 )
+_create_tables = partial(create_own_tables, application_id=WITNESS_ID, tables=_TABLES, next_step="name another file")
 _READ = "SELECT generation, value, step, token, gaps FROM marks WHERE name = ?"
 _REPLACE = (
     "INSERT INTO marks (name, generation, value, step, token, gaps) VALUES (?1, ?2, ?3, ?4, ?5, ?6)"
@@ -41,11 +43,8 @@ class SqliteWitness:
     busy_timeout: float = _BUSY_TIMEOUT  # how long a transaction waits for other writers, in seconds
 
     def __post_init__(self) -> None:
+        self.address = f"sqlite://{self.path}"
         self._database = Database(self.path, self.busy_timeout, _create_tables)
-
-    @property
-    def address(self) -> str:
-        return f"sqlite://{self.path}"
 
     async def open(self) -> None:
         """See ``Witness.open``. Logs a warning if the witness is on the disk of the store."""
@@ -60,11 +59,8 @@ class SqliteWitness:
             )
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        def work(db: sqlite3.Connection) -> dict[str, WitnessMark]:
-            found = {name: db.execute(_READ, (name,)).fetchone() for name in names}
-            return {name: parse_mark(name, row) for name, row in found.items() if row}
-
-        return await self._database.read(work)
+        rows = await self._database.read(lambda db: {name: db.execute(_READ, (name,)).fetchone() for name in names})
+        return {name: parse_mark(name, fields) for name, fields in rows.items() if fields}
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
         def work(db: sqlite3.Connection) -> set[str]:
@@ -78,14 +74,8 @@ class SqliteWitness:
         return [(name, parse_mark(name, fields)) for name, *fields in rows]
 
     async def forget(self, names: Collection[str]) -> int:
-        def work(db: sqlite3.Connection) -> int:
-            return db.executemany("DELETE FROM marks WHERE name = ?", [(name,) for name in names]).rowcount
-
-        return await self._database.write(work)
+        keys = [(name,) for name in names]
+        return await self._database.write(lambda db: db.executemany("DELETE FROM marks WHERE name = ?", keys).rowcount)
 
     async def close(self) -> None:
         await self._database.close()
-
-
-def _create_tables(db: sqlite3.Connection, path: Path) -> None:
-    create_own_tables(db, path, WITNESS_ID, _TABLES, "name another file")
