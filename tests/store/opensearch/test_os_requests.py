@@ -1,20 +1,55 @@
 """Requests to OpenSearch: paths, parameters, and the answers to ``_bulk``."""
 
 import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, cast
 
 import pytest
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused
-from idalloc_server.domain.store.records import NO_FLOOR
+from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreUnreachable
+from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retirement import RETIREMENT
-from idalloc_server.store.cluster.connections import WrongAnswer
-from idalloc_server.store.opensearch.http import AliasUnknown
+from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.store.opensearch import scripts
+from idalloc_server.store.opensearch.http import AliasUnknown, OpenSearchHttp
 from idalloc_server.store.opensearch.indices import SEQUENCES
-from idalloc_server.store.opensearch.requests import Requests
-from idalloc_server.store.opensearch.results import Hit, OpenedIndex, Written, WrongItems
+from idalloc_server.store.opensearch.requests import Item, Requests, RowUpdate, script
+from idalloc_server.store.opensearch.results import OpenedIndex, Written, WrongItems
+from idalloc_server.store.opensearch.store import OpenSearchStore
 
 REQUESTS = Requests("idalloc", timeout=40.0)
-GRANT = REQUESTS.grant("s", 1, 1000, NO_FLOOR, None)
+GRANT = RowUpdate("s", script(scripts.TOUCH), "last_value")
+
+
+class Kept:
+    """Keeps requests in place of sending them."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request[Any]] = []
+
+    async def send_write(self, request: Request[Any], *, may_fail_over: bool = True) -> NoReturn:
+        """Keep a write."""
+        self.requests.append(request)
+        raise StoreUnreachable("nothing is sent")
+
+
+async def sent(call: Callable[[OpenSearchStore], Awaitable[object]]) -> Request[Any]:
+    """Return the first write of a call."""
+    http = Kept()
+    with pytest.raises(StoreUnreachable):
+        await call(OpenSearchStore("", cast(OpenSearchHttp, http), "idalloc", 40.0))
+    return http.requests[0]
+
+
+async def retirement() -> Request[Any]:
+    """Return the request that reads the retirement row."""
+    return await sent(lambda store: store.get(RETIREMENT))
+
+
+async def recording(*request_ids: str) -> Request[Any]:
+    """Return the request that records allocations."""
+    allocation = RecordedAllocation("", "s", 1, 1, 1, generation=1, period="", prefix=1, node="n")
+    return await sent(lambda store: store.record([allocation._replace(request_id=each) for each in request_ids]))
 
 
 @pytest.mark.parametrize(
@@ -28,32 +63,34 @@ GRANT = REQUESTS.grant("s", 1, 1000, NO_FLOOR, None)
         ("é\x1f2026", "%C3%A9%1F2026"),
     ],
 )
-def test_a_name_is_one_segment_of_the_path(name: str, path: str) -> None:
+async def test_a_name_is_one_segment_of_the_path(name: str, path: str) -> None:
     """A name cannot change the path of a request."""
-    assert REQUESTS.get(name).path.partition("?")[0] == f"/idalloc-sequences/_update/{path}"
+    request = await sent(lambda store: store.get(name))
+    assert request.path.partition("?")[0] == f"/idalloc-sequences/_update/{path}"
 
 
-def test_every_write_needs_an_alias_and_ends_before_its_caller() -> None:
+async def test_every_write_needs_an_alias_and_ends_before_its_caller() -> None:
     """P1: no write creates an index, or is applied long after its caller has gone."""
     writes = (
-        REQUESTS.update_row(GRANT),
+        REQUESTS.update(SEQUENCES, *GRANT),
         REQUESTS.update_rows([GRANT, GRANT._replace(name="t")]),
-        REQUESTS.give_back("s", 1, (1, 2, 3)),
-        REQUESTS.retirement(),
-        REQUESTS.record([{"request_id": "r"}]),
-        REQUESTS.forget([Hit("r", 1, 1, {})]),
-        REQUESTS.claim(1, 2, "me", 3),
+        REQUESTS.bulk(SEQUENCES, [Item("r", action="delete", options={"if_seq_no": 1, "if_primary_term": 1})]),
+        await sent(lambda store: store.grant("s", 1, 1000)),
+        await sent(lambda store: store.give_back("s", 1, (1, 2, 3))),
+        await sent(lambda store: store.raise_start(1, 2)),
+        await retirement(),
+        await recording("r"),
     )
     for request in writes:
         assert request.method == "POST"
         assert "?require_alias=true&timeout=36000ms" in request.path
 
 
-def test_a_tail_is_returned_on_one_version_only() -> None:
+async def test_a_tail_is_returned_on_one_version_only() -> None:
     """P1: a compare-and-set is never retried by the cluster."""
-    path = REQUESTS.give_back("s", 1, (7, 2, 1)).path
-    assert "if_seq_no=7&if_primary_term=2" in path
-    assert "retry_on_conflict" not in path
+    request = await sent(lambda store: store.give_back("s", 1, (7, 2, 1)))
+    assert "if_seq_no=7&if_primary_term=2" in request.path
+    assert "retry_on_conflict" not in request.path
 
 
 def error(status: int, kind: str, key: str = RETIREMENT) -> dict[str, object]:
@@ -69,30 +106,31 @@ MISSING = error(404, MISSING_ROW)
 CONFLICT = error(409, "version_conflict_engine_exception")
 MADE = {"status": 201, "_id": "r", "get": {"_source": {"name": "s"}}}
 CONFIRMED = {"status": 200, "_id": "\x1fconfirm"}
-RECORD = REQUESTS.record([{"request_id": "r"}, {"request_id": "q"}])
 
 
 class TestBulk:
-    def test_a_failed_item_of_a_record_is_missing(self) -> None:
+    async def test_a_failed_item_of_a_record_is_missing(self) -> None:
         """P7: whether a failed item was recorded is unknown; the others are known."""
         refused = error(409, "version_conflict_engine_exception", "q")
-        assert RECORD.read("h", 200, bulk(MADE, refused)) == [{"name": "s"}, None]
+        assert (await recording("r", "q")).read("h", 200, bulk(MADE, refused)) == [{"name": "s"}, None]
 
-    def test_a_missing_alias_is_refused(self) -> None:
+    async def test_a_missing_alias_is_refused(self) -> None:
         """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias, perhaps before the recovery."""
         missing = [error(404, "index_not_found_exception", key) for key in "rq"]
+        record = await recording("r", "q")
         with pytest.raises(AliasUnknown):
-            RECORD.read("h", 200, bulk(*missing))
+            record.read("h", 200, bulk(*missing))
 
-    def test_a_confirmed_missing_retirement_is_none(self) -> None:
+    async def test_a_confirmed_missing_retirement_is_none(self) -> None:
         """P1: the second write confirms that the store is not retired."""
-        assert REQUESTS.retirement().read("h", 200, bulk(MISSING, CONFIRMED))[0] is None
+        assert (await retirement()).read("h", 200, bulk(MISSING, CONFIRMED))[0] is None
 
     @pytest.mark.parametrize("items", [(CONFLICT, CONFIRMED), (MISSING, {**CONFLICT, "_id": "\x1fconfirm"})])
-    def test_an_unconfirmed_retirement_is_unknown(self, items: tuple[dict[str, object], ...]) -> None:
+    async def test_an_unconfirmed_retirement_is_unknown(self, items: tuple[dict[str, object], ...]) -> None:
         """P1: without both writes nothing is known of a retirement."""
+        request = await retirement()
         with pytest.raises(StoreOutcomeUnknown):
-            REQUESTS.retirement().read("h", 200, bulk(*items))
+            request.read("h", 200, bulk(*items))
 
     @pytest.mark.parametrize(
         "answer",
@@ -104,16 +142,18 @@ class TestBulk:
             b'{"items": [{"update": {"_id": "r", "status": 200, "get": {"_source": 5}}}, {"update": {"_id": "q"}}]}',
         ],
     )
-    def test_an_answer_of_another_shape_is_unknown(self, answer: bytes) -> None:
+    async def test_an_answer_of_another_shape_is_unknown(self, answer: bytes) -> None:
         """P7: an answer without what each item must have proves nothing about this request."""
+        record = await recording("r", "q")
         with pytest.raises(StoreOutcomeUnknown, match="; check what answers"):
-            RECORD.read("h", 200, answer)
+            record.read("h", 200, answer)
 
     @pytest.mark.parametrize("items", [(MADE,), (MADE, MADE), ()])
-    def test_an_answer_about_other_rows_is_refused(self, items: tuple[dict[str, object], ...]) -> None:
+    async def test_an_answer_about_other_rows_is_refused(self, items: tuple[dict[str, object], ...]) -> None:
         """P7: an answer with fewer rows, or about another request id, records nothing."""
+        record = await recording("r", "q")
         with pytest.raises(WrongAnswer):
-            RECORD.read("h", 200, bulk(*items))
+            record.read("h", 200, bulk(*items))
 
 
 def granted(key: str, nonce: str = "") -> dict[str, object]:
@@ -146,7 +186,7 @@ class TestJoined:
     def test_with_nonces_the_others_are_believed(self, item: dict[str, object]) -> None:
         """P1: an item that repeats its nonce is the answer to its update, whatever the others."""
         requests = Requests("idalloc", timeout=40.0)
-        requests.opened.add("idalloc-sequences", OpenedIndex("i", "uuid"), has_nonce=True)
+        requests.opened["idalloc-sequences"] = OpenedIndex("i", "uuid", has_nonce=True)
         request = requests.update_rows(TOGETHER)
         assert request.body is not None
         nonce = json.loads(request.body.splitlines()[1])["script"]["params"]["nonce"]

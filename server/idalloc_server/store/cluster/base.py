@@ -2,8 +2,9 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from idalloc_server.domain.errors import (
     NULL_LAST_VALUE,
@@ -35,7 +36,8 @@ from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 
 # The modes of rows that a grant, and a grant of timestamps, can be taken from.
-COUNTERS, TIMESTAMPS = (None, PERIOD), (TIMESTAMP,)
+COUNTERS = (None, PERIOD)
+TIMESTAMPS = (TIMESTAMP,)
 # The pause before a store that seems to have lost a part is looked at again.
 SECOND_LOOK_SECONDS = 1.0
 # The most sequences whose checked generation a process remembers.
@@ -103,23 +105,20 @@ class ClusterStore(ABC):
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
     ) -> Grant | None:
         wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
-        try:
-            grant = await self._grant(name, wanted, lease_ms, floor, demand)
-        except SequenceDeleted:
-            await self._check_retired(name)
-            raise
-        return await self._accept_grant(name, grant)
+        return await self._accept_grant(name, self._grant(name, wanted, lease_ms, floor=_clamped(floor), demand=demand))
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
-        bounded = min(wanted, MAX_ID), lease_ms, clamp_to_bigint(now), min(ahead, MAX_STEP)
-        try:
-            grant = await self._grant_timestamps(name, *bounded, floor)
-        except SequenceDeleted:
-            await self._check_retired(name)
-            raise
-        grant = await self._accept_grant(name, grant)
+        sending = self._grant_timestamps(
+            name,
+            min(wanted, MAX_ID),
+            lease_ms,
+            now=clamp_to_bigint(now),
+            ahead=min(ahead, MAX_STEP),
+            floor=_clamped(floor),
+        )
+        grant = await self._accept_grant(name, sending)
         # Timestamps between the counter and the clock are lost.
         if grant is not None and not grant.granted and grant.remaining:
             left = grant.sequence.max_value - max(grant.last_value, now - 1)
@@ -145,7 +144,7 @@ class ClusterStore(ABC):
         no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
         limit = no_limit if change.limit is None else clamp_to_bigint(change.limit)
         at_least = clamp_to_bigint(change.at_least if sequence.is_past(change.at_least, before) else before)
-        row = await self._revise(name, revision, change, limit, at_least)
+        row = await self._revise(name, revision, change, limit=limit, at_least=at_least)
         if row is None:
             return None
         if row.last_value is None:
@@ -182,8 +181,13 @@ class ClusterStore(ABC):
         raise_if_retired(found, row.name)
         return row
 
-    async def _accept_grant(self, name: str, grant: Grant | None) -> Grant | None:
+    async def _accept_grant(self, name: str, sending: Coroutine[Any, Any, Grant | None]) -> Grant | None:
         """Return the grant of an answer; give it back if the store is retired, or may be."""
+        try:
+            grant = await sending
+        except SequenceDeleted:
+            await self._check_retired(name)
+            raise
         # The counter of a period is used only under a proof of its sequence, which is checked.
         if grant is None or PERIOD_SEPARATOR in name or self._checked_generations.get(name) == grant.generation:
             return grant
@@ -244,6 +248,10 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim: ...
+
+
+def _clamped(floor: GrantFloor) -> GrantFloor:
+    return floor._replace(least=clamp_to_bigint(floor.least), most=clamp_to_bigint(floor.most))
 
 
 def _not_given_back(refusal: Refusal) -> StoreOutcomeUnknown:

@@ -37,7 +37,7 @@ from idalloc_server.domain.store.records import (
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import advance_counter, clamp_to_bigint, lattice
+from idalloc_server.store.bounds import advance_counter, lattice
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
 from idalloc_server.store.cluster.joined_writes import JoinedWrites
 from idalloc_server.store.cluster.rows import generation_of, milliseconds, parse_grant, parse_row
@@ -111,7 +111,7 @@ class CrateStore(ClusterStore):
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
     ) -> Grant | None:
-        request = _Grant(wanted, lease_ms, name, *_floor_arguments(floor), packed_settings.pack_demand(demand))
+        request = _Grant(wanted, lease_ms, name, *floor, packed_settings.pack_demand(demand))
         rows = await (self._send_grant(request) if self._is_alone(name) else self._grants.write(request))
         grant = _parse_grant(name, rows, COUNTERS)
         if len(self._joining) >= _MAX_JOINING:
@@ -147,7 +147,7 @@ class CrateStore(ClusterStore):
     async def _grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Grant | None:
-        arguments = (wanted, lease_ms, name, now, ahead, *_floor_arguments(floor))
+        arguments = (wanted, lease_ms, name, now, ahead, *floor)
         return _parse_grant(name, await self.http.write(self._sql.grant_timestamps, *arguments), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:
@@ -293,7 +293,3 @@ def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> G
 def _parse_row(row: Many[Any]) -> Row:
     source = dict(zip(statements.ROW_COLUMNS, row, strict=True))
     return parse_row(source["name"], source)
-
-
-def _floor_arguments(floor: GrantFloor) -> tuple[int, int, int]:
-    return floor.generation, clamp_to_bigint(floor.least), clamp_to_bigint(floor.most)

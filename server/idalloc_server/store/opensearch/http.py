@@ -117,8 +117,16 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
             proxy's.
         subject: The alias of the request, for the next step.
     """
-    kind, causes = _kinds(error)
-    reason = str(_reason(error) if isinstance(error, dict) else error)
+    chain: list[dict[str, Any]] = []  # the error, its cause, the cause of that…
+    each = error
+    while isinstance(each, dict):
+        chain.append(each)
+        each = each.get("caused_by")
+    kind = None if not chain or chain[0].get("type") is None else str(chain[0]["type"])
+    causes = [str(cause.get("type")) for cause in chain[1:]]
+    # A script's exception is the innermost cause.
+    reasons = [str(each.get("reason")) for each in (chain[:1] + chain[1:][-1:])]
+    reason = ": ".join(reasons) if chain else str(error)
     message = f"OpenSearch at {host} answered {status}{f' ({kind})' if kind else ''}: {one_line(reason)}"
     message = message.rstrip(";")
     # A full queue refuses before it executes; after a node's own retry that proves nothing.
@@ -141,38 +149,15 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
     return StoreRefused(f"{message}; {_next_step(kind, reason, subject)}", http_status=status)
 
 
-def refused(error: StoreFailure, subject: str) -> StoreRefused:
-    """Return a 401, or an unknown alias, as an error that needs an operator, with the next step."""
-    message = str(error).rpartition("; ")[0]  # without the step of the error that may end by itself
-    if isinstance(error, AliasUnknown):
-        return AliasMissing(f"{message}; {_next_step(INDEX_MISSING, '', subject)}", http_status=error.http_status)
-    return StoreRefused(f"{message}; {_CHECK_USER}, then restart this server", http_status=error.http_status)
-
-
-def _kinds(error: object) -> tuple[str | None, list[str]]:
-    """Return the type of an error, and the types of its causes."""
-    kind = error.get("type") if isinstance(error, dict) else None
-    causes: list[str] = []
-    while isinstance(error, dict):
-        error = error.get("caused_by")
-        if isinstance(error, dict):
-            causes.append(str(error.get("type")))
-    return (None if kind is None else str(kind)), causes
-
-
-def _reason(error: dict[str, Any]) -> str:
-    """Return the reason of an error and of its innermost cause, such as a script's exception."""
-    reason = str(error.get("reason"))
-    cause: Any = error
-    while isinstance(cause.get("caused_by"), dict):
-        cause = cause["caused_by"]
-    return reason if cause is error else f"{reason}: {cause.get('reason')}"
-
-
 def _next_step(kind: str | None, reason: str, subject: str) -> str:
     """Return the next step by the type of an error; a name in its reason decides nothing."""
     if kind == _SECURITY:
-        return _missing_privilege(reason, subject)
+        found = _MISSING_PRIVILEGE.match(reason)
+        if found and _CLUSTER_PRIVILEGE.fullmatch(found[1]):
+            return f"grant the user the cluster permission {found[1]}"
+        if not subject:
+            return "grant the user the permission to monitor the cluster"
+        return f"grant the user {found[1] if found else 'read, write, refresh and monitor'} on {subject}*"
     number = next(iter(_BLOCK_NUMBER.findall(reason) if kind == _BLOCKED else ()), "")
     step = _BLOCK_STEPS.get(number) or _STEPS.get(kind or "")
     if step and (subject or "{subject}" not in step):
@@ -180,15 +165,6 @@ def _next_step(kind: str | None, reason: str, subject: str) -> str:
     if kind == INDEX_MISSING:
         return "check the name of the index"
     return f"remove the cause that OpenSearch names{f' from {subject}' if subject else ''}"
-
-
-def _missing_privilege(reason: str, subject: str) -> str:
-    found = _MISSING_PRIVILEGE.match(reason)
-    if found and _CLUSTER_PRIVILEGE.fullmatch(found[1]):
-        return f"grant the user the cluster permission {found[1]}"
-    if not subject:
-        return "grant the user the permission to monitor the cluster"
-    return f"grant the user {found[1] if found else 'read, write, refresh and monitor'} on {subject}*"
 
 
 def _read_state(host: str, status: int, content: bytes) -> None:
@@ -225,4 +201,7 @@ class OpenSearchHttp(Transport):
         return is_unauthorized(error) or isinstance(error, AliasUnknown)
 
     def refused(self, error: StoreFailure, subject: str) -> StoreRefused:
-        return refused(error, subject)
+        message = str(error).rpartition("; ")[0]  # without the step of the error that may end by itself
+        if isinstance(error, AliasUnknown):
+            return AliasMissing(f"{message}; {_next_step(INDEX_MISSING, '', subject)}", http_status=error.http_status)
+        return StoreRefused(f"{message}; {_CHECK_USER}, then restart this server", http_status=error.http_status)

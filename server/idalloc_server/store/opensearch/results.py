@@ -6,13 +6,13 @@ answer are never used.
 """
 
 import json
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from idalloc_server.domain.errors import StoreExchanged, StoreFailure
-from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.connections import WrongAnswer
 from idalloc_server.store.cluster.write_mark import WriteMark
 from idalloc_server.store.opensearch.http import ROW_MISSING, AliasUnknown, failure, read_answer
 
@@ -20,11 +20,16 @@ from idalloc_server.store.opensearch.http import ROW_MISSING, AliasUnknown, fail
 _APPLIED = ("created", "updated", "deleted")
 
 
-class OpenedIndex(NamedTuple):
+@dataclass(eq=False)
+class OpenedIndex:
     """An index as this process opened it. A new index never has the UUID of an older one."""
 
     name: str
     uuid: str
+    has_nonce: bool  # whether it has a field for a nonce
+
+    def __post_init__(self) -> None:
+        self.mark = WriteMark(str(self))  # the number of its last write
 
     def __str__(self) -> str:
         return f"the index {self.name} ({self.uuid})"
@@ -37,8 +42,7 @@ class Tie(NamedTuple):
     opened: OpenedIndex | None  # the index behind it; None before the store is open
     key: str  # the key of the row
     nonce: str  # a text that no other request has; empty if the index has no field for it
-    mark: WriteMark | None = None  # the number of the last write of the index
-    floor: int = -1  # that number when the request was made
+    floor: int = -1  # the number of the last write of the index when the request was made
 
     def added_to(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of an update whose row gets the nonce: by its script, or as a new row."""
@@ -67,72 +71,8 @@ class Tie(NamedTuple):
             found = error.get("index", self.opened.name) if error else answer["_index"]
             if found != self.opened.name:
                 raise StoreExchanged(f"{self.opened} behind the alias {self.alias}", f"the index {found}")
-        if self.mark and answer.get("result") in _APPLIED:
-            self.mark.accept(int(answer["_seq_no"]), self.floor)
-
-
-class OpenedIndices:
-    """The indices that this process opened, by alias."""
-
-    def __init__(self) -> None:
-        self._by_alias: dict[str, OpenedIndex] = {}
-        self._marks: dict[str, WriteMark] = {}
-        self._without_nonce: set[str] = set()
-
-    def add(self, alias: str, opened: OpenedIndex, *, has_nonce: bool) -> None:
-        """Keep the index behind an alias. Later answers of another one are refused."""
-        self._by_alias[alias] = opened
-        self._marks[alias] = WriteMark(str(opened))
-        if not has_nonce:
-            self._without_nonce.add(alias)
-
-    @property
-    def found(self) -> dict[str, str]:
-        """The index behind each alias."""
-        return {f"index behind {alias}": str(opened) for alias, opened in self._by_alias.items()}
-
-    def tie(self, alias: str, key: str, *, has_script: bool = True) -> Tie:
-        """Return what the answer to a write must repeat; only a script can write a nonce.
-
-        Raises:
-            StoreExchanged: The index repeated the number of a write before.
-        """
-        opened, mark = self._by_alias.get(alias), self._marks.get(alias)
-        has_nonce = has_script and opened is not None and alias not in self._without_nonce
-        return Tie(alias, opened, key, secrets.token_hex(8) if has_nonce else "", mark, mark.floor() if mark else -1)
-
-    def check_hits(self, alias: str, answer: Mapping[str, Any]) -> None:
-        """Raise ``StoreExchanged`` if a search found rows in another index than the opened one."""
-        if opened := self._by_alias.get(alias):
-            self._marks[alias].floor()
-            for found in {str(hit["_index"]) for hit in answer["hits"]["hits"]} - {opened.name}:
-                raise StoreExchanged(f"{opened} behind the alias {alias}", f"the index {found}")
-
-    def check_request(self) -> Request[None]:
-        """Return the request that reads and checks the indices behind all aliases.
-
-        Its reader raises ``StoreExchanged`` if one is another than the opened one. A missing one is
-        left to the writes, which name it.
-        """
-        aliases = ",".join(self._by_alias)
-        read = partial(read_answer, parse=self._check_all, subject=aliases)
-        return Request(
-            "GET",
-            f"/{aliases}?local=true&ignore_unavailable=true&filter_path=*.settings.index.uuid,*.aliases",
-            None,
-            read,
-            aliases,
-        )
-
-    def _check_all(self, answer: Mapping[str, Any]) -> None:
-        for alias, opened in self._by_alias.items():
-            found = {
-                OpenedIndex(name, index["settings"]["index"]["uuid"])
-                for name, index in answer.items()
-                if alias in index.get("aliases", ())
-            }
-            if found and found != {opened}:
-                raise StoreExchanged(f"{opened} behind the alias {alias}", " and ".join(map(str, sorted(found))))
+            if answer.get("result") in _APPLIED:
+                self.opened.mark.accept(int(answer["_seq_no"]), self.floor)
 
 
 _HTTP_UNAVAILABLE = 503  # the status of a host that serves nothing
@@ -211,27 +151,24 @@ def _outcomes(answer: Any, host: str, ties: Sequence[Tie]) -> list[Outcome]:
     items = _bulk_items(answer, ties)
     outcomes: list[Outcome | WrongAnswer] = []
     for item, tie in zip(items, ties, strict=True):
+        error = item.get("error")
         try:
-            outcomes.append(_outcome(item, host, tie))
-        except WrongAnswer as error:
+            if error and error["type"] != ROW_MISSING:
+                if item["_id"] != tie.key:
+                    raise WrongAnswer(f"that is not about the key {tie.key!r}")
+                outcomes.append(failure(host, int(item["status"]), error, tie.alias))
+            elif error:
+                tie.check(item)
+                outcomes.append(None)
+            else:
+                outcomes.append(_written(item, tie))
+        except WrongAnswer as wrong:
             if not tie.nonce:
                 raise
-            outcomes.append(error)
+            outcomes.append(wrong)
     if any(isinstance(each, WrongAnswer) for each in outcomes):
         raise WrongItems(outcomes)
     return cast(list[Outcome], outcomes)
-
-
-def _outcome(item: Mapping[str, Any], host: str, tie: Tie) -> Outcome:
-    error = item.get("error")
-    if error and error["type"] != ROW_MISSING:
-        if item["_id"] != tie.key:
-            raise WrongAnswer(f"that is not about the key {tie.key!r}")
-        return failure(host, int(item["status"]), error, tie.alias)
-    if error:
-        tie.check(item)
-        return None
-    return _written(item, tie)
 
 
 def hits_of(answer: Any) -> list[Hit]:
@@ -242,12 +179,6 @@ def hits_of(answer: Any) -> list[Hit]:
         Hit(str(hit["_id"]), int(hit.get("_seq_no", 0)), int(hit.get("_primary_term", 0)), dict(hit.get("_source", {})))
         for hit in answer["hits"]["hits"]
     ]
-
-
-def newest_of(answer: Any) -> tuple[Hit, int] | None:
-    """Return the first hit, and the latest ``written_at``; None without a hit."""
-    hits = hits_of(answer)
-    return (hits[0], int(answer["aggregations"]["written_at"]["value"])) if hits else None
 
 
 def check_refreshed(answer: Any) -> None:

@@ -76,66 +76,8 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> No
     Raises:
         StartRefused: The index cannot be used.
     """
-    _check_alias(alias, found)
-    _check_settings(alias, found)
-    _warn_of_rollover(alias, found)
-    if nodes is not None and nodes > 1:
-        _warn_without_replica(alias, found)
-    _check_meta_fields(found)
-    for name, mapping in index.fields.items():
-        existing = found.fields.get(name, mapping)
-        for option in ("type", "coerce"):
-            if option in mapping and existing.get(option) != mapping[option]:
-                raise _refused(
-                    found,
-                    f"its field {name} must have {option} {_shown(mapping[option])}, not "
-                    f"{_shown(existing.get(option))}; choose another prefix (?prefix=…)",
-                )
-
-
-def _check_alias(alias: str, found: StoredIndex) -> None:
-    """Refuse an alias whose searches leave out rows: lists and exports would lack them."""
-    for option in ("filter", "search_routing"):
-        if option in found.aliases.get(alias, {}):
-            plain = {"actions": [{"add": {"index": found.name, "alias": alias}}]}
-            raise _refused(
-                found,
-                f"its alias {alias} has a {option}, which hides rows; replace the alias by one without it: "
-                f"POST /_aliases {json.dumps(plain)}",
-            )
-
-
-def _check_settings(alias: str, found: StoredIndex) -> None:
-    if found.setting("translog.durability", "request") != "request":
-        raise _refused(
-            found,
-            "a crash loses acknowledged writes, as its translog.durability is async; run "
-            f'PUT /{alias}/_settings {{"index.translog.durability": "request"}}',
-        )
-    for block in _BLOCKS:
-        if found.setting(f"blocks.{block}", "false") == "true":
-            raise _refused(
-                found,
-                f"its block {block} is set; free the disk if it is full, then run "
-                f'PUT /{alias}/_settings {{"index.blocks.{block}": null}}',
-            )
-    if found.setting("replication.type") == "segment":
-        raise _refused(
-            found,
-            "its replication.type is SEGMENT, whose replicas lag behind the primary; reindex it into an index with "
-            "replication.type DOCUMENT, and move the alias",
-        )
-    if found.setting("number_of_shards", "1") != "1":
-        raise _refused(found, "it must have one shard; reindex it into an index with one, and move the alias")
-    for pipeline in ("default_pipeline", "final_pipeline"):
-        if found.setting(pipeline, "_none") != "_none":
-            raise _refused(
-                found,
-                f'its {pipeline} could change rows; run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
-            )
-
-
-def _warn_of_rollover(alias: str, found: StoredIndex) -> None:
+    for problem in _problems_of_settings(alias, found):
+        raise StartRefused("store", f"the index {found.name}: {problem}")
     if re.search(r"-\d+$", found.name):
         moved = f"{alias}-data"
         swap = [{"remove": {"index": found.name, "alias": alias}}, {"add": {"index": moved, "alias": alias}}]
@@ -147,37 +89,70 @@ def _warn_of_rollover(alias: str, found: StoredIndex) -> None:
             f'POST /{found.name}/_clone/{moved} {{"settings": {{"index.blocks.write": null}}}} and '
             f"POST /_aliases {json.dumps({'actions': swap})}",
         )
-
-
-def _warn_without_replica(alias: str, found: StoredIndex) -> None:
-    if found.setting("number_of_replicas") == "0" and found.setting("auto_expand_replicas", "false") == "false":
+    has_replica = (
+        found.setting("number_of_replicas") != "0" or found.setting("auto_expand_replicas", "false") != "false"
+    )
+    if nodes is not None and nodes > 1 and not has_replica:
         _log.warning(
             "index_without_replica",
             why="its rows are lost with its node",
             index=found.name,
             next_step=f'PUT /{alias}/_settings {{"index.auto_expand_replicas": "0-2"}}',
         )
+    for problem in _problems_of_mapping(index, found):
+        raise StartRefused("store", f"the index {found.name}: {problem}")
 
 
-def _check_meta_fields(found: StoredIndex) -> None:
-    """Refuse a mapping (of an index template) that loses fields, or needs more than a row's key."""
-    source, routing = (found.meta_fields.get(field, {}) for field in ("_source", "_routing"))
+def _problems_of_settings(alias: str, found: StoredIndex) -> Iterator[str]:
+    # Lists and exports would lack the rows that searches of the alias leave out.
+    for option in ("filter", "search_routing"):
+        if option in found.aliases.get(alias, {}):
+            plain = {"actions": [{"add": {"index": found.name, "alias": alias}}]}
+            yield (
+                f"its alias {alias} has a {option}, which hides rows; replace the alias by one without it: "
+                f"POST /_aliases {json.dumps(plain)}"
+            )
+    put = f"run PUT /{alias}/_settings"
+    if found.setting("translog.durability", "request") != "request":
+        yield (
+            "a crash loses acknowledged writes, as its translog.durability is async; "
+            f'{put} {{"index.translog.durability": "request"}}'
+        )
+    for block in _BLOCKS:
+        if found.setting(f"blocks.{block}", "false") == "true":
+            yield f'its block {block} is set; free the disk if it is full, then {put} {{"index.blocks.{block}": null}}'
+    if found.setting("replication.type") == "segment":
+        yield (
+            "its replication.type is SEGMENT, whose replicas lag behind the primary; reindex it into an index with "
+            "replication.type DOCUMENT, and move the alias"
+        )
+    if found.setting("number_of_shards", "1") != "1":
+        yield "it must have one shard; reindex it into an index with one, and move the alias"
+    for pipeline in ("default_pipeline", "final_pipeline"):
+        if found.setting(pipeline, "_none") != "_none":
+            yield f'its {pipeline} could change rows; {put} {{"index.{pipeline}": "_none"}}'
+
+
+def _problems_of_mapping(index: Index, found: StoredIndex) -> Iterator[str]:
+    # An index template may lose fields, or need more than a row's key.
+    source = found.meta_fields.get("_source", {})
+    routing = found.meta_fields.get("_routing", {})
     loses_fields = source.get("enabled") is False or source.get("includes") or source.get("excludes")
     for name, meta, is_wrong in (("_source", source, loses_fields), ("_routing", routing, routing.get("required"))):
         if is_wrong:
-            raise _refused(
-                found,
+            yield (
                 f"the {name} of its mapping, {json.dumps(meta)}, loses or hides rows; remove it from the index "
-                "template, then delete the index if it has no documents, or choose another prefix (?prefix=…)",
+                "template, then delete the index if it has no documents, or choose another prefix (?prefix=…)"
             )
-
-
-def _shown(value: object) -> str:
-    return "its default" if value is None else str(value).lower()
-
-
-def _refused(found: StoredIndex, message: str) -> StartRefused:
-    return StartRefused("store", f"the index {found.name}: {message}")
+    for name, mapping in index.fields.items():
+        existing = found.fields.get(name, mapping)
+        for option in ("type", "coerce"):
+            if option in mapping and existing.get(option) != mapping[option]:
+                wrong = "its default" if existing.get(option) is None else str(existing[option]).lower()
+                yield (
+                    f"its field {name} must have {option} {str(mapping[option]).lower()}, not {wrong}; "
+                    "choose another prefix (?prefix=…)"
+                )
 
 
 def _request(method: str, path: str, parse: Any, body: object = None, none_for: tuple[str, ...] = ()) -> Request[Any]:
@@ -195,7 +170,8 @@ class _Release(NamedTuple):
 
 
 def _release(answer: Any) -> _Release:
-    number, distribution = str(answer["version"]["number"]), answer["version"].get("distribution")
+    number = str(answer["version"]["number"])
+    distribution = answer["version"].get("distribution")
     if distribution is None and "OpenSearch" in str(answer.get("tagline")):
         return _Release("opensearch", number, in_compatibility_mode=True)
     return _Release(str(distribution or "elasticsearch"), number, in_compatibility_mode=False)
@@ -240,24 +216,31 @@ async def check_cluster(http: OpenSearchHttp) -> int | None:
         StartRefused: A version or a privilege of the user is unsuitable.
         StoreFailure: The cluster cannot be reached, or fails.
     """
-    nodes = await _check_versions(http)
+    release = await _read_release(http)
+    if not release.in_compatibility_mode:
+        check_version(release.distribution, release.number)
+    if release.distribution != "opensearch":
+        _log.warning("elasticsearch_is_untested", version=release.number)
+    versions = await _read_node_versions(http, release)
+    for version in versions or ():
+        check_version(release.distribution, version)
     # Fails until the cluster has a manager, and its state with the indices.
     for request, what in ((http.ALIVE, "state"), (CLOCK, "clock")):
         try:
             await http.send_read(request)
         except StoreRefused as error:
             raise StartRefused("store", f"the {what} of the cluster cannot be read: {error}") from error
-    return nodes
+    return None if versions is None else len(versions)
 
 
-async def inspect(http: OpenSearchHttp, requests: Requests, prefix: str, index: Index, nodes: int | None) -> Part:
+async def inspect(http: OpenSearchHttp, requests: Requests, index: Index, *, nodes: int | None) -> Part:
     """Check an index, and return what it has of a store. A missing one has nothing.
 
     Raises:
         StartRefused: The index is unsuitable, or cannot be read.
         StoreFailure: The cluster cannot be reached, or fails.
     """
-    alias = index.alias(prefix)
+    alias = index.alias(requests.prefix)
     found = await _read_index(http, alias)
     has_rows = False
     if found is not None:
@@ -267,11 +250,12 @@ async def inspect(http: OpenSearchHttp, requests: Requests, prefix: str, index: 
             await http.send_read(requests.refresh(index))
             has_rows = await http.send_read(requests.count(index)) > 0
     lacks = [name for name in index.fields if found is None or name not in found.fields]
-    return Part(index.part, f"the index of {alias}", index.fields.keys(), lacks, found.store if found else "", has_rows)
+    store = found.store if found else ""
+    return Part(index.part, f"the index of {alias}", index.fields.keys(), lacks, store=store, has_rows=has_rows)
 
 
 async def set_up(
-    http: OpenSearchHttp, requests: Requests, prefix: str, index: Index, nodes: int | None, store: str | None = None
+    http: OpenSearchHttp, requests: Requests, index: Index, *, nodes: int | None, store: str | None
 ) -> str:
     """Give ``requests`` what is found of an index.
 
@@ -285,15 +269,15 @@ async def set_up(
         StartRefused: A privilege of the user is missing, or the index is unsuitable.
         StoreFailure: The cluster cannot be reached, or fails.
     """
-    alias = index.alias(prefix)
+    alias = index.alias(requests.prefix)
     found = await _read_index(http, alias)
     if found is None and store is not None:
-        found = await _create(http, prefix, index, store)
+        found = await _create(http, requests.prefix, index, store)
         await _check_policy(http, found)
         check(alias, index, found, nodes)
     if found is None:
         raise StartRefused("store", f"the alias {alias} is missing; put it back")
-    requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
+    requests.windows[index.suffix] = int(found.settings.get("index.max_result_window", MAX_HITS))
     for name, mapping in index.fields.items() if store is not None else ():
         if name not in found.fields:
             await _send_creation(http, _put_field(alias, name, mapping), alias)
@@ -302,9 +286,13 @@ async def set_up(
         or (store is not None and await _send_optional(http, _put_field(alias, field, mapping), found, field))
         for field, mapping in index.optional.items()
     }
-    requests.opened.add(alias, OpenedIndex(found.name, found.uuid), has_nonce=has["nonce"])
+    requests.opened[alias] = OpenedIndex(found.name, found.uuid, has_nonce=has["nonce"])
     requests.keeps_demand = has.get("demand", requests.keeps_demand)
-    await _check_privileges(http, requests, index, alias)
+    with usable(alias):  # the user has all privileges
+        for write in requests.change_missing(index):
+            await http.send_write(write)
+        await http.send_read(requests.refresh(index))
+        await http.send_read(requests.count(index))
     # Another process may have created the sequences: then theirs is the name.
     if not store or found.store == store or (found.store and index.part == SEQUENCES):
         return found.store
@@ -335,21 +323,6 @@ def check_version(distribution: str, number: str) -> None:
     parts = (int(found[1]), int(found[2])) if found else (0, 0)
     if parts < (_MIN_OPENSEARCH if distribution == "opensearch" else _MIN_ELASTICSEARCH):
         raise StartRefused("store", f"{distribution} {number} cannot be used; upgrade the cluster to {_SUPPORTED}")
-
-
-async def _check_versions(http: OpenSearchHttp) -> int | None:
-    """Check all nodes' versions; return their number, or None if the user may not see them."""
-    release = await _read_release(http)
-    if not release.in_compatibility_mode:
-        check_version(release.distribution, release.number)
-    if release.distribution != "opensearch":
-        _log.warning("elasticsearch_is_untested", version=release.number)
-    versions = await _read_node_versions(http, release)
-    if versions is None:
-        return None
-    for version in versions:
-        check_version(release.distribution, version)
-    return len(versions)
 
 
 async def _read_release(http: OpenSearchHttp) -> _Release:
@@ -459,15 +432,6 @@ async def _send_optional(http: OpenSearchHttp, put: Request[Any], found: StoredI
 
 def _put_field(alias: str, field: str, mapping: Mapping[str, Any]) -> Request[Any]:
     return _request("PUT", f"/{alias}/_mapping", dict, {"properties": {field: mapping}})
-
-
-async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Index, alias: str) -> None:
-    """Check the privileges by writes of a row that does not exist, and a search."""
-    with usable(alias):
-        await http.send_write(requests.touch_missing(index))
-        await http.send_write(requests.change_missing(index))
-        await http.send_read(requests.refresh(index))
-        await http.send_read(requests.count(index))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from idalloc_server.domain.errors import SequenceInvalid, StartRefused, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
@@ -26,18 +26,18 @@ from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, lattice
 from idalloc_server.store.cluster import rows
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
-from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.connections import WrongAnswer
 from idalloc_server.store.cluster.joined_writes import JoinedWrites
-from idalloc_server.store.opensearch import setup
+from idalloc_server.store.opensearch import scripts, setup
 from idalloc_server.store.opensearch.http import CHECK_PROXY, OpenSearchHttp, RowInvalid
-from idalloc_server.store.opensearch.indices import ALLOCATIONS, INDICES, SEQUENCES, START_TIMESTAMPS
-from idalloc_server.store.opensearch.requests import Requests, RowUpdate
-from idalloc_server.store.opensearch.results import Hit, Outcome, Source, Written, WrongItems
+from idalloc_server.store.opensearch.indices import ALLOCATIONS, INDICES, SEQUENCES, START_TIMESTAMPS, Index
+from idalloc_server.store.opensearch.requests import CONFIRMATION, Item, Requests, RowUpdate, script, upsert
+from idalloc_server.store.opensearch.results import Hit, Outcome, Written, WrongItems, hits_of
 
+_GRANT_FIELDS = "last_value,granted,step,min_value,max_value,settings,mode,generation,writes"
+_LAST = 2**63 - 1
 _INTEGERS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms", "writes", "rev")
 _TIMES = ("created_at", "changed_at")
-
-_T = TypeVar("_T")
 
 
 @dataclass(eq=False)
@@ -59,10 +59,7 @@ class OpenSearchStore(ClusterStore):
 
     async def _inspect(self, opening: Opening) -> list[Part]:
         self._nodes = await setup.check_cluster(self.http)
-        parts = [
-            await setup.inspect(self.http, self._requests, self.prefix, index, self._nodes)
-            for index in INDICES.values()
-        ]
+        parts = [await setup.inspect(self.http, self._requests, index, nodes=self._nodes) for index in INDICES.values()]
         # Servers of older versions created the sequences last, and without the name of the store.
         missing = next((part for part in parts if part.is_missing), None)
         if missing and not (parts[0].is_missing or parts[0].store or opening.repairs):
@@ -77,49 +74,65 @@ class OpenSearchStore(ClusterStore):
         return row.sequence if row else None
 
     async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
+        index = INDICES[part]
         name = store if creates else None
-        return await setup.set_up(self.http, self._requests, self.prefix, INDICES[part], self._nodes, name)
+        return await setup.set_up(self.http, self._requests, index, nodes=self._nodes, store=name)
 
     def _places(self) -> Mapping[str, str]:
-        self.http.set_identity_check(self._requests.opened.check_request())
-        return self._requests.opened.found
+        self.http.set_identity_check(self._requests.identity_check())
+        return {f"index behind {alias}": str(opened) for alias, opened in self._requests.opened.items()}
 
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
     ) -> Grant | None:
-        packed = packed_settings.pack_demand(demand)
-        written = await self._join(self._requests.grant(name, wanted, lease_ms, floor, packed))
-        return parse_grant(name, written, COUNTERS)
+        packed = packed_settings.pack_demand(demand) if self._requests.keeps_demand else None
+        written = {"demand": packed} if packed else {}
+        body = script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **floor._asdict(), **written)
+        return await self._join(RowUpdate(name, body, f"{_GRANT_FIELDS},demand"), COUNTERS)
 
     async def _grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Grant | None:
-        update = self._requests.grant_timestamps(name, wanted, lease_ms, now, ahead, floor)
-        return parse_grant(name, await self._join(update), TIMESTAMPS)
+        body = script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **floor._asdict())
+        return await self._join(RowUpdate(name, body, _GRANT_FIELDS), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:
-        written = await self._write_row(row.name, self._requests.create(row_fields(row)))
+        fields = {
+            "name": row.name,
+            "last_value": row.last_value,
+            **packed_settings.columns(row.name, row.sequence, deleted=row.deleted),
+            "period": True if PERIOD_SEPARATOR in row.name else None,
+            "generation": row.generation,
+            "lease_ms": row.lease_ms,
+            "rev": row.revision,
+            "rev_by": row.revised_by,
+            "created_at": rows.milliseconds(row.created_at),
+            "changed_at": rows.milliseconds(row.changed_at),
+        }
+        new = {name: value for name, value in fields.items() if value is not None}
+        written = await self._write_row(row.name, {**script(scripts.TOUCH), "upsert": new})
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}; try again")
         return parse_row(row.name, written.source)
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         size, offset = lattice(sequence)
-        request = self._requests.open_period(
-            name,
+        body = upsert(
+            scripts.PERIOD,
             row={"name": name, "period": True, **packed_settings.columns(name, sequence, deleted=False)},
             at_least=advance_counter(sequence.before_start, at_least, sequence),
             generation=generation,
             size=size,
             offset=offset,
         )
-        await self._write_row(name, request)
+        await self._write_row(name, body, "generation,last_value")
 
     async def get(self, name: str) -> Row | None:
+        touch = script(scripts.TOUCH)
         if name == RETIREMENT:
-            source, _ = await self.http.send_write(self._requests.retirement())
+            source, _ = await self.http.send_write(self._requests.touch_confirmed(SEQUENCES, [name], touch))
         else:
-            written = await self._write_row(name, self._requests.get(name))
+            written = await self._write_row(name, touch)
             source = None if written is None else written.source
         return None if source is None else parse_row(name, source)
 
@@ -129,22 +142,31 @@ class OpenSearchStore(ClusterStore):
         A row whose name is not its key would be left out of some lists: it fails all of them.
         """
         await self.http.send_read(self._requests.refresh(SEQUENCES))
-        unnamed = await self.http.send_read(self._requests.unnamed())
-        self._check_names(unnamed)
-        rows: list[Row] = []
-        while len(rows) < limit:
-            size = min(limit - len(rows), self._requests.page(SEQUENCES))
-            request = self._requests.list_rows(
-                prefix, after, size, with_deleted=with_deleted, with_periods=with_periods
-            )
-            hits = await self.http.send_read(request)
+        named = {"exists": {"field": "name"}}
+        unnamed = {"bool": {"must_not": [named, {"ids": {"values": [CONFIRMATION]}}]}}
+        self._check_names(await self._find(SEQUENCES, {"size": 1, "query": unnamed, "_source": ["name"]}))
+        excluded: list[object] = [] if with_deleted else [{"term": {"mode": "deleted"}}]
+        if not with_periods:
+            excluded.append({"term": {"period": True}})
+        found: list[Row] = []
+        while len(found) < limit:
+            size = min(limit - len(found), self._requests.page(SEQUENCES))
+            body = {
+                "size": size,
+                "query": {"bool": {"filter": [named], "must_not": excluded}},
+                "sort": [{"name": "asc"}, {"_seq_no": "asc"}],
+                # ``search.allow_expensive_queries`` may forbid a range or a prefix of names.
+                "search_after": [after, _LAST] if after and after.encode() >= prefix.encode() else [prefix, -1],
+                "_source": True,
+            }
+            hits = await self._find(SEQUENCES, body)
             self._check_names(hits)
-            found = [hit for hit in hits if hit.id.startswith(prefix)]
-            rows += [parse_row(hit.id, hit.source) for hit in found if with_periods or PERIOD_SEPARATOR not in hit.id]
-            if len(found) < size:
+            hits = [hit for hit in hits if hit.id.startswith(prefix)]
+            found += [parse_row(hit.id, hit.source) for hit in hits if with_periods or PERIOD_SEPARATOR not in hit.id]
+            if len(hits) < size:
                 break
-            after = found[-1].id
-        return rows
+            after = hits[-1].id
+        return found
 
     def _check_names(self, hits: Many[Hit]) -> None:
         for hit in hits:
@@ -154,8 +176,8 @@ class OpenSearchStore(ClusterStore):
 
     async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None:
         size, offset = lattice(change.sequence)
-        request = self._requests.revise(
-            name,
+        body = script(
+            scripts.REVISE,
             rev=revision,
             limit=limit,
             at_least=at_least,
@@ -169,34 +191,51 @@ class OpenSearchStore(ClusterStore):
                 "changed_at": rows.milliseconds(change.at),
             },
         )
-        written = await self._write_row(name, request, may_fail_over=False)
+        written = await self._write_row(name, body, may_fail_over=False)
         return None if written is None else parse_row(name, written.source)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        rows = [allocation._asdict() for allocation in allocations]
-        found = [_allocation(source) for source in await self.http.send_write(self._requests.record(rows)) if source]
+        items = [Item(each.request_id, upsert(scripts.RECORD, row=each._asdict())) for each in allocations]
+        sources = await self.http.send_write(self._requests.bulk(ALLOCATIONS, items))
+        found = [_allocation(source) for source in sources if source]
         return {allocation.request_id: allocation for allocation in found}
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        written = await self.http.send_write(self._requests.recorded(request_id))
+        request = self._requests.update(ALLOCATIONS, request_id, script(scripts.RECORD, row={}))
+        written = await self.http.send_write(request)
         return None if written is None else _allocation(written.source)
 
     async def newest_recorded(self) -> RecordPosition | None:
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
-        newest = await self.http.send_read(self._requests.newest())
-        if newest is None:
-            return None
-        hit, written_at = newest
-        return RecordPosition(hit.seq_no, hit.term, written_at / 1000)
+        body = {
+            "size": 1,
+            "sort": [{"_seq_no": "desc"}],
+            "_source": False,
+            "seq_no_primary_term": True,
+            "aggs": {"written_at": {"max": {"field": "written_at"}}},
+        }
+        # The time is null without a hit.
+        request = self._requests.search(
+            ALLOCATIONS, body, lambda answer: (hits_of(answer), int(answer["aggregations"]["written_at"]["value"] or 0))
+        )
+        hits, written_at = await self.http.send_read(request)
+        return RecordPosition(hits[0].seq_no, hits[0].term, written_at / 1000) if hits else None
 
     async def recorded_ends(self) -> Many[RecordedEnd]:
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
         ends: dict[tuple[str, str], RecordedEnd] = {}
-        after = -1
-        while hits := await self.http.send_read(self._requests.recorded_after(after)):
-            after = hits[-1].seq_no
+        body: dict[str, object] = {
+            "size": self._requests.page(ALLOCATIONS),
+            "query": {"match_all": {}},
+            "sort": [{"_seq_no": "asc"}],
+            "search_after": [-1],
+            "seq_no_primary_term": True,
+        }
+        while hits := await self._find(ALLOCATIONS, body):
+            body["search_after"] = [hits[-1].seq_no]
             for allocation in (_allocation(hit.source) for hit in hits):
-                key, step = (allocation.sequence, allocation.period), allocation.step
+                key = (allocation.sequence, allocation.period)
+                step = allocation.step
                 last_id = allocation.first_id + (allocation.id_count - 1) * step
                 if key not in ends or (last_id - ends[key].last_id) * step > 0:
                     ends[key] = RecordedEnd(*key, step, last_id)
@@ -208,53 +247,75 @@ class OpenSearchStore(ClusterStore):
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
-        latest = round(retention.last.written_at * 1000)
-        hits = await self.http.send_read(self._requests.oldest(latest, limit))
-        expired = [hit for hit in hits if retention.is_over(hit.seq_no, hit.term, hit.source.get("window_ms"))]
-        if not expired:
+        body = {
+            "size": min(limit, self._requests.page(ALLOCATIONS)),
+            "query": {"range": {"written_at": {"lte": round(retention.last.written_at * 1000)}}},
+            "sort": [{"_seq_no": "asc"}],
+            "_source": ["window_ms"],
+            "seq_no_primary_term": True,
+        }
+        hits = await self._find(ALLOCATIONS, body)
+        # One that was written since, or is gone, stays as it is.
+        items = [
+            Item(hit.id, action="delete", options={"if_seq_no": hit.seq_no, "if_primary_term": hit.term})
+            for hit in hits
+            if retention.is_over(hit.seq_no, hit.term, hit.source.get("window_ms"))
+        ]
+        if not items:
             return 0
-        deleted = await self.http.send_write(self._requests.forget(expired), may_fail_over=False)
+        deleted = await self.http.send_write(self._requests.bulk(ALLOCATIONS, items), may_fail_over=False)
         return sum(source is not None for source in deleted)
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
+        body = script(scripts.BACK, count=count, generation=version[2])
+        request = self._requests.update(SEQUENCES, name, body, "generation,last_value", version=version)
         try:
-            written = await self.http.send_write(self._requests.give_back(name, count, version), may_fail_over=False)
+            written = await self.http.send_write(request, may_fail_over=False)
         except RowInvalid:
             return False
         return written is not None and (written.source.get("generation") or 1) == version[2]
 
     async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim:
-        written = await self.http.send_write(self._requests.claim(prefix, at_least, holder, stale_after_ms))
+        body = upsert(scripts.CLAIM, prefix=prefix, at_least=at_least, holder=holder, stale_ms=stale_after_ms)
+        written = await self._write_start(prefix, body, "true")
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}; try again")
         row = written.source
-        start, seen_at = (written_number(row, field) for field in ("last_start", "seen_at"))
-        return Claim(start, str(row.get("holder")), seen_at / 1000)
+        start = written_number(row, "last_start")
+        return Claim(start, str(row.get("holder")), written_number(row, "seen_at") / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        await self.http.send_write(self._requests.keep(prefix, holder, round(stale_after * 1000)))
+        body = script(scripts.KEEP, holder=holder, stale_ms=round(stale_after * 1000))
+        await self._write_start(prefix, body, "prefix")
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
-        await self.http.send_write(self._requests.release(prefix, holder))
+        await self._write_start(prefix, script(scripts.RELEASE, holder=holder), "prefix")
 
     async def claimed_starts(self) -> dict[int, int]:
         await self.http.send_read(self._requests.refresh(START_TIMESTAMPS))
         found: dict[int, int] = {}
-        after: int | None = None
+        body: dict[str, object] = {
+            "size": self._requests.page(START_TIMESTAMPS),
+            "sort": [{"prefix": "asc"}],
+            "_source": ["prefix", "last_start"],
+            "query": {"match_all": {}},
+        }
         while True:
-            hits = await self.http.send_read(self._requests.starts(after))
+            hits = await self._find(START_TIMESTAMPS, body)
             for hit in hits:
-                if str(after := hit.source.get("prefix")) != hit.id:
+                prefix = hit.source.get("prefix")
+                if str(prefix) != hit.id:
                     named = f"run {self._requests.naming(hit.id, START_TIMESTAMPS)}"
                     step = named if hit.id.isdecimal() else "delete it, since idalloc did not write it"
-                    raise StoreRefused(f"the row {hit.id!r} of start timestamps has the prefix {after!r}; {step}")
+                    raise StoreRefused(f"the row {hit.id!r} of start timestamps has the prefix {prefix!r}; {step}")
                 if hit.source.get("last_start") is not None:
                     found[int(hit.id)] = written_number(hit.source, "last_start")
+                body["search_after"] = [prefix]
             if len(hits) < self._requests.page(START_TIMESTAMPS):
                 return found
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
-        await self.http.send_write(self._requests.raise_start(prefix, last_start))
+        await self._write_start(prefix, upsert(scripts.RAISE, prefix=prefix, to=last_start), "last_start")
 
     async def now(self) -> float | None:
         return await self.http.send_read(setup.CLOCK)
@@ -262,16 +323,31 @@ class OpenSearchStore(ClusterStore):
     async def close(self) -> None:
         await self.http.close()
 
-    async def _write_row(self, name: str, request: Request[_T], *, may_fail_over: bool = True) -> _T:
+    async def _find(self, index: Index, body: Mapping[str, object]) -> Many[Hit]:
+        return await self.http.send_read(self._requests.search(index, body, hits_of))
+
+    async def _write_start(self, prefix: int, body: dict[str, Any], fields: str) -> Written | None:
+        return await self.http.send_write(self._requests.update(START_TIMESTAMPS, str(prefix), body, fields))
+
+    async def _write_row(
+        self, name: str, body: dict[str, Any], fields: str = "true", *, may_fail_over: bool = True
+    ) -> Written | None:
         with _naming(name):
+            request = self._requests.update(SEQUENCES, name, body, fields)
             return await self.http.send_write(request, may_fail_over=may_fail_over)
 
-    async def _join(self, update: RowUpdate) -> Written | None:
+    async def _join(self, update: RowUpdate, modes: Collection[str | None]) -> Grant | None:
+        """Return the grant of an update. A row of another mode has nothing left to grant."""
         with _naming(update.name):
-            return await self._updates.write(update)
+            written = await self._updates.write(update)
+        if written is None:
+            return None
+        _check_types(update.name, written.source)
+        version = (written.seq_no, written.term)
+        return rows.parse_grant(update.name, written.source, version, modes, written_number)
 
     async def _send_update(self, update: RowUpdate) -> Written | None:
-        return await self.http.send_write(self._requests.update_row(update))
+        return await self.http.send_write(self._requests.update(SEQUENCES, *update))
 
     async def _send_updates(self, updates: Many[RowUpdate]) -> Many[Outcome]:
         try:
@@ -297,23 +373,6 @@ def _allocation(source: dict[str, Any]) -> RecordedAllocation:
     return RecordedAllocation._make(source.get(field) for field in RecordedAllocation._fields)
 
 
-def row_fields(row: Row) -> Source:
-    """Return the document of a new row."""
-    fields = {
-        "name": row.name,
-        "last_value": row.last_value,
-        **packed_settings.columns(row.name, row.sequence, deleted=row.deleted),
-        "period": True if PERIOD_SEPARATOR in row.name else None,
-        "generation": row.generation,
-        "lease_ms": row.lease_ms,
-        "rev": row.revision,
-        "rev_by": row.revised_by,
-        "created_at": rows.milliseconds(row.created_at),
-        "changed_at": rows.milliseconds(row.changed_at),
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def parse_row(name: str, source: Mapping[str, Any]) -> Row:
     """Return the row of a document.
 
@@ -322,19 +381,6 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
     """
     _check_types(name, source)
     return rows.parse_row(name, source)
-
-
-def parse_grant(name: str, written: Written | None, modes: Collection[str | None]) -> Grant | None:
-    """Return the grant of an answer. A row of another mode has nothing left to grant.
-
-    Raises:
-        SequenceDeleted: The row is a tombstone.
-        SequenceInvalid: The row has no last_value, or a field of another type.
-    """
-    if written is None:
-        return None
-    _check_types(name, written.source)
-    return rows.parse_grant(name, written.source, (written.seq_no, written.term), modes, written_number)
 
 
 def written_number(source: Mapping[str, Any], field: str) -> int:

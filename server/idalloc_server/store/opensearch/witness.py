@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from idalloc_server.domain.witness.marks import Replacement, WitnessMark
-from idalloc_server.store.opensearch import setup
+from idalloc_server.store.opensearch import scripts, setup
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import WITNESS
-from idalloc_server.store.opensearch.requests import Requests
+from idalloc_server.store.opensearch.requests import Item, Requests, script, upsert
+from idalloc_server.store.opensearch.results import hits_of
 from idalloc_server.store.witness import parse_mark, refused_as_witness
 
 
@@ -31,17 +32,22 @@ class OpenSearchWitness:
     async def open(self) -> None:
         with refused_as_witness():
             nodes = await setup.check_cluster(self.http)
-            await setup.inspect(self.http, self._requests, self.prefix, WITNESS, nodes)
-            await setup.set_up(self.http, self._requests, self.prefix, WITNESS, nodes, "")
-            self.http.set_identity_check(self._requests.opened.check_request())
+            await setup.inspect(self.http, self._requests, WITNESS, nodes=nodes)
+            await setup.set_up(self.http, self._requests, WITNESS, nodes=nodes, store="")
+            self.http.set_identity_check(self._requests.identity_check())
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        *found, _ = await self.http.send_write(self._requests.read_marks(names))
+        touch = script(scripts.MARK, row={}, seen="")
+        *found, _ = await self.http.send_write(self._requests.touch_confirmed(WITNESS, names, touch))
         return {name: _mark(name, source) for name, source in zip(names, found, strict=True) if source is not None}
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
-        marks = [({"name": name, **mark._asdict()}, seen) for name, mark, seen in replacements]
-        found = await self.http.send_write(self._requests.replace_marks(marks))
+        # A mark that has another token is written unchanged.
+        items = [
+            Item(name, upsert(scripts.MARK, row={"name": name, **mark._asdict()}, seen=seen))
+            for name, mark, seen in replacements
+        ]
+        found = await self.http.send_write(self._requests.bulk(WITNESS, items))
         return {
             name
             for (name, mark, _), source in zip(replacements, found, strict=True)
@@ -53,7 +59,14 @@ class OpenSearchWitness:
         marks: list[tuple[str, WitnessMark]] = []
         while len(marks) < limit:
             size = min(limit - len(marks), self._requests.page(WITNESS))
-            hits = await self.http.send_read(self._requests.list_marks(after, size))
+            body = {
+                "size": size,
+                "query": {"bool": {"filter": [{"exists": {"field": "name"}}]}},
+                "sort": [{"name": "asc"}],
+                "_source": True,
+                **({"search_after": [after]} if after else {}),
+            }
+            hits = await self.http.send_read(self._requests.search(WITNESS, body, hits_of))
             marks += [(hit.id, _mark(hit.id, hit.source)) for hit in hits]
             if len(hits) < size:
                 break
@@ -61,7 +74,8 @@ class OpenSearchWitness:
         return marks
 
     async def forget(self, names: Collection[str]) -> int:
-        deleted = await self.http.send_write(self._requests.forget_marks(names))
+        items = [Item(name, action="delete", options={}) for name in names]
+        deleted = await self.http.send_write(self._requests.bulk(WITNESS, items))
         return sum(source is not None for source in deleted)
 
     async def close(self) -> None:
