@@ -64,7 +64,11 @@ def authorization(user: str, password: str | None, parameters: dict[str, str], e
     scheme = _SCHEMES[name]
     secret = _read_secret(name, parameters[name]) if scheme.is_file else parameters[name]
     if scheme.name != "Basic":
-        _check_token(name, secret)
+        if not secret.isascii() or not secret.isprintable() or " " in secret:
+            problem = (
+                f"the file of {name} has no token in it" if scheme.is_file else f"the parameter {name} is not a token"
+            )
+            raise StartRefused("store", f"{problem}: a token is printable ASCII without spaces")
         return f"{scheme.name} {secret}"
     if not user:
         with_user = example.replace(":password@", "@").partition("?")[0]
@@ -102,13 +106,6 @@ def certificate_problem(error: Exception) -> str:
 
 def _basic(user: str, password: str) -> str:
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
-
-
-def _check_token(name: str, secret: str) -> None:
-    if not secret.isascii() or not secret.isprintable() or " " in secret:
-        is_file = _SCHEMES[name].is_file
-        problem = f"the file of {name} has no token in it" if is_file else f"the parameter {name} is not a token"
-        raise StartRefused("store", f"{problem}: a token is printable ASCII without spaces")
 
 
 def _read_secret(name: str, path: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import structlog
 
@@ -28,20 +28,17 @@ def _calls_of(protocol: type) -> tuple[str, ...]:
 
 
 # The methods that are counted.
-CALLS, WITNESS_CALLS = _calls_of(Store), _calls_of(Witness)
+CALLS = _calls_of(Store)
+WITNESS_CALLS = _calls_of(Witness)
+_T = TypeVar("_T")
 
 
-def counted(store: Store, calls: Counter[str]) -> Store:
-    """Return a store whose calls are counted, by method and outcome such as ``grant ok``.
+def counted(target: _T, calls: Counter[str], names: Iterable[str] = CALLS, prefix: str = "") -> _T:
+    """Return a store, or a witness, whose calls are counted, by method and outcome: ``grant ok``.
 
     An error that only the caller caused, such as a deleted sequence, is ok: the store answered.
     """
-    return cast(Store, _Counted(store, calls, CALLS, ""))
-
-
-def counted_witness(witness: Witness, calls: Counter[str]) -> Witness:
-    """Return a witness whose calls are counted, such as ``witness_read ok``."""
-    return cast(Witness, _Counted(witness, calls, WITNESS_CALLS, "witness_"))
+    return cast(_T, _Counted(target, calls, names, prefix))
 
 
 class _Counted:
@@ -96,15 +93,11 @@ class Stores:
         if traces is not None:
             store = traces.trace_writes(store, store.address, WRITES)
         if witness:
-            opened = counted_witness(open_witness(witness, url, timeout / 2), self.calls)
+            opened = open_witness(witness, url, timeout / 2)
+            opened = counted(opened, self.calls, WITNESS_CALLS, prefix="witness_")
             self.witnessed = WitnessedStore(store, opened, timeout)
             store = cast(Store, self.witnessed)
         self.counters: Store = store
-
-    @property
-    def witness_address(self) -> str:
-        """The address of the witness, without secrets; empty without one."""
-        return self.witnessed.witness_address if self.witnessed else ""
 
     async def open(self, opening: Opening, others: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """Open them; retry while one is unavailable.

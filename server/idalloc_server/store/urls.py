@@ -100,9 +100,19 @@ def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
     with refused_as_witness():
         kind = _kind(url)
         if kind == "sqlite":
-            return _sqlite_witness(sqlite_path(url), store_url)
+            from idalloc_server.store.sqlite.witness import SqliteWitness
+
+            path = sqlite_path(url)
+            if not store_url.startswith("sqlite://"):
+                return SqliteWitness(path)
+            store = sqlite_path(store_url)
+            check_files(path, {store: "the file of the store"})
+            return SqliteWitness(path, store)
         if not store_url.startswith("sqlite://"):
-            check_hosts(_hosts(url), _hosts(store_url))
+            hosts, store_hosts = (
+                _host_names(_split(each).netloc.rpartition("@")[2], _CLUSTERS[_kind(each)]) for each in (url, store_url)
+            )
+            check_hosts(hosts, store_hosts)
         if kind == "crate":
             from idalloc_server.store.cratedb.witness import CrateWitness
 
@@ -110,16 +120,6 @@ def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
         from idalloc_server.store.opensearch.witness import OpenSearchWitness
 
         return OpenSearchWitness(*_opensearch_http(url, kind, timeout), timeout)
-
-
-def _sqlite_witness(path: Path, store_url: str) -> Witness:
-    from idalloc_server.store.sqlite.witness import SqliteWitness
-
-    if not store_url.startswith("sqlite://"):
-        return SqliteWitness(path)
-    store = sqlite_path(store_url)
-    check_files(path, {store: "the file of the store"})
-    return SqliteWitness(path, store)
 
 
 def check_apart(witness: str, file: Path, what: str) -> None:
@@ -263,7 +263,13 @@ def _split_cluster(url: str, kind: _Kind, accepted: Sequence[str]) -> _Cluster:
     credentials, _, hosts = parts.netloc.rpartition("@")
     names = _host_names(hosts, kind)
     user, has_password, password = (unquote(part) for part in credentials.partition(":"))
-    parameters = _parse_parameters(parts.query, accepted)
+    parameters: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in accepted:
+            raise _invalid(f"unknown parameter {name!r}; the parameters are {', '.join(accepted)}")
+        if name in parameters or not value:
+            raise _invalid(f"the parameter {name} must be given once, with a value")
+        parameters[name] = value
     return _Cluster(
         hosts=names,
         authority=f"{f'{user}@' if user else ''}{','.join(names)}",
@@ -273,37 +279,21 @@ def _split_cluster(url: str, kind: _Kind, accepted: Sequence[str]) -> _Cluster:
     )
 
 
-def _hosts(url: str) -> list[str]:
-    """Return ``host:port`` of each host of a cluster."""
-    return _host_names(_split(url).netloc.rpartition("@")[2], _CLUSTERS[_kind(url)])
-
-
 def _host_names(hosts: str, kind: _Kind) -> list[str]:
-    return [_host(host, kind) for host in hosts.split(",")]
-
-
-def _host(text: str, kind: _Kind) -> str:
+    """Return ``host:port`` of each host of a cluster."""
+    names = []
     try:
-        if (found := _HOST.fullmatch(text)) is None:
-            raise ValueError
-        IPv6Address(found["ipv6"] or "::")
-        port = int(found["port"] or kind.port)
-        if not 1 <= port <= 65535:
-            raise ValueError
+        for host in hosts.split(","):
+            if (found := _HOST.fullmatch(host)) is None:
+                raise ValueError
+            IPv6Address(found["ipv6"] or "::")
+            port = int(found["port"] or kind.port)
+            if not 1 <= port <= 65535:
+                raise ValueError
+            names.append(f"{found['name']}:{port}")
     except ValueError:
         raise _invalid(
             f"the hosts of a URL of {kind.product} are written host:port,host2:port: "
             f"{kind.example.partition('?')[0]}, with the reserved characters of the password percent-encoded"
         ) from None
-    return f"{found['name']}:{port}"
-
-
-def _parse_parameters(query: str, accepted: Sequence[str]) -> dict[str, str]:
-    parameters: dict[str, str] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in accepted:
-            raise _invalid(f"unknown parameter {name!r}; the parameters are {', '.join(accepted)}")
-        if name in parameters or not value:
-            raise _invalid(f"the parameter {name} must be given once, with a value")
-        parameters[name] = value
-    return parameters
+    return names

@@ -35,7 +35,10 @@ def check_files(witness: Path, files: Mapping[Path, str]) -> None:
         StartRefused: They have a file in common.
     """
     for path, what in files.items():
-        if _is_same_file(witness, path):
+        is_same = os.path.realpath(witness) == os.path.realpath(path)
+        with suppress(OSError):  # one of them is missing
+            is_same = is_same or witness.samefile(path)
+        if is_same:
             raise StartRefused(
                 "witness", f"{witness} is {what}, and {_WHY_APART}; name another file, best on another disk"
             )
@@ -79,15 +82,6 @@ def parse_mark(name: str, fields: Many[object]) -> WitnessMark:
         ):
             return WitnessMark(generation, value, step, token, gaps)
     raise StoreRefused(f"the mark {name!r} of the witness was edited: {list(fields)}; delete that row of the witness")
-
-
-def _is_same_file(first: Path, second: Path) -> bool:
-    if os.path.realpath(first) == os.path.realpath(second):
-        return True
-    try:
-        return first.samefile(second)
-    except OSError:  # one of them is missing
-        return False
 
 
 def _device(path: Path) -> int:
