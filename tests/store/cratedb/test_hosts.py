@@ -45,7 +45,7 @@ async def make_http() -> AsyncIterator[MakeHttp]:
     def make(*hosts: str | FakeNode, **options: object) -> CrateHttp:
         names = [host.host if isinstance(host, FakeNode) else host for host in hosts]
         made.append(CrateHttp(names, **{"timeout": 60.0, "host_timeouts": QUICK, **options}))  # type: ignore[arg-type]
-        made[-1].set_probe(f"{PROBE} WHERE table_schema = ? AND table_name = ?", "doc", "sequences")
+        made[-1].serving = (f"{PROBE} WHERE table_schema = ? AND table_name = ?", ("doc", "sequences"))
         return made[-1]
 
     yield make

@@ -70,31 +70,24 @@ class Connections:
     headers: dict[str, str] = field(repr=False)  # of each request; one may have a password
     tls: ssl.SSLContext | None  # None for plain HTTP
     timeouts: aiohttp.ClientTimeout  # of a request
-    _identity_check: Request[None] | None = field(default=None, init=False)
+    # The first read of new connections; it raises ``StoreExchanged`` for another store.
+    identity_check: Request[None] | None = field(default=None, init=False)
+    is_closed: bool = field(default=False, init=False)  # whether each connection is closed after its call
     _logged_at: float = field(default=-_LOG_SECONDS, init=False)
-    _closed: bool = field(default=False, init=False)
-
-    def set_identity_check(self, request: Request[None]) -> None:
-        """Set the first read of new connections; it raises ``StoreExchanged`` for another store."""
-        self._identity_check = request
-
-    def close(self) -> None:
-        """Close each connection after its call from now on."""
-        self._closed = True
 
     async def exchange(self, host: Host, request: Request[_T], *, is_fresh: bool = False) -> _T:
         """Send one request over one connection, which is kept only after a successful answer."""
         connection = Connection(self._new_session()) if is_fresh or not host.idle else host.idle.pop()
         keep = False
         try:
-            if self._identity_check and not connection.is_checked and request is not self.alive:
+            if self.identity_check and not connection.is_checked and request is not self.alive:
                 try:
-                    await self._send_over(connection, host, self._identity_check)
+                    await self._send_over(connection, host, self.identity_check)
                 except StoreFailure as error:  # the request itself was not sent
                     raise read_failure(error) from error
                 connection.is_checked = True
             answer = await self._send_over(connection, host, request)
-            keep = not self._closed
+            keep = not self.is_closed
             return answer
         finally:
             if keep:
@@ -114,7 +107,10 @@ class Connections:
             return request.read(host.name, response.status, content)
         except (WrongAnswer, RecursionError) as error:
             wrong = error if isinstance(error, WrongAnswer) else "that is nested too deeply"
-            self._log_wrong_answer(host, wrong)
+            now = asyncio.get_running_loop().time()
+            if now - self._logged_at >= _LOG_SECONDS:
+                self._logged_at = now
+                _log.error("wrong_answer", host=host.name, error=f"an answer {wrong}")
             raise StoreOutcomeUnknown(
                 f"{self.product} at {host.name} returned an answer {wrong}; check the proxy in front of it"
             ) from error
@@ -130,12 +126,6 @@ class Connections:
             raise kind(
                 f"{self.product} at {host.name} was sent a statement and did not answer: {one_line(error)}; try again"
             ) from error
-
-    def _log_wrong_answer(self, host: Host, problem: object) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._logged_at >= _LOG_SECONDS:
-            self._logged_at = now
-            _log.error("wrong_answer", host=host.name, error=f"an answer {problem}")
 
     def _new_session(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreFailure
+from idalloc_server.domain.store.batches import settle
 
 MAX_REQUESTS = 8
 MAX_JOINED = 64  # the most writes of a request
@@ -47,27 +48,6 @@ class _Joined(Generic[_Write, _Answer]):
 
     writes: list[_Waiting[_Write, _Answer]]
     task: asyncio.Task[Sequence[_Answer | StoreFailure]]
-
-    def end_if_left(self) -> None:
-        """End the request, which closes its connection, if all callers have left."""
-        if all(each.answer.done() for each in self.writes):
-            self.task.cancel()
-
-    def settle(self) -> None:
-        """Give each write its outcome, after the end of the request."""
-        if self.task.cancelled():
-            for each in self.writes:
-                each.answer.cancel()
-            return
-        failure = self.task.exception()
-        outcomes = [failure] * len(self.writes) if failure else self.task.result()
-        for each, outcome in zip(self.writes, outcomes, strict=True):
-            if each.answer.done():
-                continue
-            if isinstance(outcome, BaseException):
-                each.answer.set_exception(outcome)
-            else:
-                each.answer.set_result(outcome)
 
 
 class JoinedWrites(Generic[_Write, _Answer]):
@@ -114,8 +94,9 @@ class JoinedWrites(Generic[_Write, _Answer]):
         try:
             return await waiting.answer
         except asyncio.CancelledError:
-            if waiting.joined:
-                waiting.joined.end_if_left()
+            # The request ends, which closes its connection, once all callers have left.
+            if waiting.joined and all(each.answer.done() for each in waiting.joined.writes):
+                waiting.joined.task.cancel()
             raise
 
     def _go_on(self) -> None:
@@ -160,7 +141,16 @@ class JoinedWrites(Generic[_Write, _Answer]):
         joined.task.add_done_callback(partial(self._end, joined))
 
     def _end(self, joined: _Joined[_Write, _Answer], _: object) -> None:
-        joined.settle()
+        """Give each write of a request its outcome."""
+        task = joined.task
+        if task.cancelled():
+            for each in joined.writes:
+                each.answer.cancel()
+        else:
+            failure = task.exception()
+            outcomes = [failure] * len(joined.writes) if failure else task.result()
+            for each, outcome in zip(joined.writes, outcomes, strict=True):
+                settle(each.answer, outcome)
         self._go_on()
 
     async def _send_chosen(self, writes: Sequence[_Write]) -> Sequence[_Answer | StoreFailure]:

@@ -85,10 +85,11 @@ class Transport(ABC):
         self._timeout = timeout
         connect = min(connect_timeout, host_timeouts.connect) if len(hosts) > 1 else connect_timeout
         timeouts = aiohttp.ClientTimeout(total=connect + timeout, connect=connect, sock_read=timeout)
-        self._connections = Connections(self.PRODUCT, self.PORT, self.ALIVE, headers, tls, timeouts)
+        self.connections = Connections(
+            product=self.PRODUCT, port=self.PORT, alive=self.ALIVE, headers=headers, tls=tls, timeouts=timeouts
+        )
         self._unauthorized_since: float | None = None
         self._slots = asyncio.Semaphore(max_connections)
-        self._closed = False
 
     @abstractmethod
     def may_be_starting(self, error: StoreFailure) -> bool:
@@ -101,19 +102,14 @@ class Transport(ABC):
     async def check_serves(self, host: Host) -> None:  # noqa: B027 - optional
         """Raise ``StoreFailure`` if a host that is alive cannot serve; part of a probe."""
 
-    def set_identity_check(self, request: Request[None]) -> None:
-        """See ``Connections.set_identity_check``."""
-        self._connections.set_identity_check(request)
-
     async def close(self) -> None:
         """Close the idle connections; a connection in use is closed when its call ends."""
-        self._closed = True
-        self._connections.close()
+        self.connections.is_closed = True
         for host in self._hosts:
             await close_idle(host)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.connections.is_closed:
             raise StoreUnreachable("the store is closed, since this server stops; use another server")
 
     async def send_write(self, request: Request[_T], *, may_fail_over: bool = True) -> _T:
@@ -180,8 +176,10 @@ class Transport(ABC):
             try:
                 if silent:
                     return await self._read_from(silent[0], request)
-                if failed:
-                    return await self._read_after_failures(failed, request)
+                if failed:  # the error of a live host counts, of several the last one
+                    host, failure = max(reversed(failed), key=lambda each: each[1].http_status is not None)
+                    if self.may_be_starting(failure):
+                        return await self._retry_after_start(host, request, failure)
             except StoreFailure as error:
                 failure = error
         raise read_failure(failure)
@@ -190,13 +188,6 @@ class Transport(ABC):
         answer = await self._send(host, request, is_read=True)
         self._prefer(host, ready=False)
         return answer
-
-    async def _read_after_failures(self, failed: Sequence[tuple[Host, StoreFailure]], request: Request[_T]) -> _T:
-        """Handle the errors of all hosts: that of a live one counts, of several the last one."""
-        host, failure = max(reversed(failed), key=lambda each: each[1].http_status is not None)
-        if self.may_be_starting(failure):
-            return await self._retry_after_start(host, request, failure)
-        raise failure
 
     async def _retry_after_start(self, host: Host, request: Request[_T], error: StoreFailure) -> _T:
         """Handle a 401, or an unknown table: is the host starting, or must an operator act?
@@ -245,15 +236,11 @@ class Transport(ABC):
     async def _probe(self, host: Host) -> None:
         """Raise ``StoreFailure`` if a host cannot serve. Use a new connection, and keep it."""
         try:
-            await self._check_alive(host)
+            await self.connections.exchange(host, self.ALIVE, is_fresh=True)
             await self.check_serves(host)
         except StoreFailure as error:
             await self._demote(host)
             raise (self._refused_if_lasting(error, "") if is_unauthorized(error) else read_failure(error)) from error
-
-    async def _check_alive(self, host: Host) -> None:
-        """Raise ``StoreFailure`` if a node does not answer, or has no master."""
-        await self._connections.exchange(host, self.ALIVE, is_fresh=True)
 
     async def _send_watched(self, host: Host, request: Request[_T]) -> _T:
         """Send a write. If there are other hosts, end it when its host is no longer alive."""
@@ -284,7 +271,7 @@ class Transport(ABC):
         try:
             while True:
                 async with asyncio.timeout(self._host_timeouts.probe):
-                    await self._check_alive(host)
+                    await self.connections.exchange(host, self.ALIVE, is_fresh=True)
                 await asyncio.sleep(self._host_timeouts.silence)
         except (StoreFailure, TimeoutError):
             end.reschedule(asyncio.get_running_loop().time())
@@ -297,7 +284,7 @@ class Transport(ABC):
         """
         serves = is_read
         try:
-            answer = await self._connections.exchange(host, request)
+            answer = await self.connections.exchange(host, request)
             serves = True
             return answer
         except StoreFailure as error:

@@ -29,7 +29,8 @@ class WriteMark:
             StoreExchanged: A number was repeated before.
         """
         if self._repeated:
-            raise self._error(*self._repeated)
+            floor, number = self._repeated
+            raise StoreExchanged(f"{self.what} up to its write {floor}", f"its next write numbered {number}")
         return self.highest
 
     def accept(self, number: int, floor: int) -> None:
@@ -42,6 +43,3 @@ class WriteMark:
             self._repeated = floor, number
         self.floor()
         self.highest = max(self.highest, number)
-
-    def _error(self, floor: int, number: int) -> StoreExchanged:
-        return StoreExchanged(f"{self.what} up to its write {floor}", f"its next write numbered {number}")

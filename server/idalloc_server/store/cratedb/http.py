@@ -79,7 +79,8 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
         answer = json.loads(text)
         if status == _HTTP_OK:
             return parse(answer)
-        code, text = int(answer["error"]["code"]), str(answer["error"]["message"])
+        text = str(answer["error"]["message"])
+        code = int(answer["error"]["code"])
     except (ValueError, LookupError, TypeError):
         pass  # plain text: a failed authentication, or an answer of a proxy
     message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {one_line(text)}"
@@ -88,7 +89,13 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
     if not 400 <= status < 500 or status == _HTTP_REQUEST_TIMEOUT:
         raise StoreOutcomeUnknown(message, code=code, http_status=status)
     failure = StoreAnsweredError(message, code=code, http_status=status)
-    raise failure if may_be_starting(failure) or _may_recover(failure) else refused(failure, statement)
+    may_recover = (
+        code is None  # of a proxy in front of CrateDB, which may be starting
+        or code in (_DISK_NEARLY_FULL, *_CONFLICT)
+        or status == _HTTP_TOO_MANY_REQUESTS
+        or _SHARD_NOT_STARTED in message
+    )
+    raise failure if may_recover or may_be_starting(failure) else refused(failure, statement)
 
 
 def may_be_starting(error: StoreFailure) -> bool:
@@ -118,21 +125,6 @@ def _rows(answer: Any) -> list[Row]:
     if not isinstance(found, list):
         raise TypeError("rows")
     return found
-
-
-def _version(answer: Any) -> str:
-    """Return the version in the answer to ``GET /``."""
-    return str(answer["version"]["number"])
-
-
-def _may_recover(failure: StoreAnsweredError) -> bool:
-    # An answer without a code is from a proxy in front of CrateDB, which may be starting.
-    return (
-        failure.code is None
-        or failure.code in (_DISK_NEARLY_FULL, *_CONFLICT)
-        or failure.http_status == _HTTP_TOO_MANY_REQUESTS
-        or _SHARD_NOT_STARTED in str(failure)
-    )
 
 
 def _next_step(failure: StoreFailure, table: str) -> str:
@@ -171,21 +163,20 @@ class CrateHttp(Transport):
     """Sends statements to one of several hosts; see ``Transport``.
 
     A node without a master answers ``GET /`` with 503. A probe then sends the statement of
-    ``set_probe``.
+    ``serving``.
     """
 
     PRODUCT = "CrateDB"
     PORT = 4200
     # Its answer has the version of the host; the user needs no privilege.
-    ALIVE = Request("GET", "/", None, partial(read_answer, parse=_version, statement=""))
+    ALIVE = Request(
+        "GET", "/", None, partial(read_answer, parse=lambda answer: str(answer["version"]["number"]), statement="")
+    )
 
-    _serving: tuple[str, Sequence[object]] | None = None
+    # A statement and its arguments. A host that returns no rows for it does not serve.
+    serving: tuple[str, Sequence[object]] | None = None
     _cluster = ""
     _tables: Mapping[str, "_OpenedTable"] = MappingProxyType({})
-
-    def set_probe(self, statement: str, *arguments: object) -> None:
-        """Set the statement of later probes: a host that returns no rows for it does not serve."""
-        self._serving = (statement, arguments)
 
     async def open_cluster(self) -> None:
         """Keep the id of the cluster. Later connections to another one are refused."""
@@ -194,7 +185,7 @@ class CrateHttp(Transport):
         parse = partial(_check_cluster, opened=found)
         parse({"rows": [[found]]})
         self._cluster = found
-        self.set_identity_check(_request(_CLUSTER, body, parse))
+        self.connections.identity_check = _request(_CLUSTER, body, parse)
 
     async def open_table(self, schema: str, name: str) -> None:
         """Keep the identity of a table. Later rows of another one under its name are refused.
@@ -252,7 +243,7 @@ class CrateHttp(Transport):
         return refused(error, subject)
 
     async def check_serves(self, host: Host) -> None:
-        if self._serving and not await self._connections.exchange(host, self._sql(*self._serving)):
+        if self.serving and not await self.connections.exchange(host, self._sql(*self.serving)):
             raise StoreRefused(
                 f"CrateDB at {host.name} does not know idalloc's tables; restore them, or grant the user DQL and "
                 "DML on their schema"
@@ -308,7 +299,8 @@ def _check_cluster(answer: Any, opened: str) -> None:
 
 def _tied_rows(answer: Any, nonce: str, reference: str, table: _OpenedTable | None, floor: int | None) -> list[Row]:
     """Return the rows of a tied answer, without what ties them."""
-    rows, cols = _rows(answer), answer["cols"]
+    rows = _rows(answer)
+    cols = answer["cols"]
     if cols[:1] != [nonce]:
         raise WrongAnswer("to another statement")
     if table is None:
@@ -326,4 +318,4 @@ def _tied_rows(answer: Any, nonce: str, reference: str, table: _OpenedTable | No
 
 def _request(statement: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
     read = partial(read_answer, parse=parse, statement=statement)
-    return Request("POST", "/_sql", json.dumps(body).encode(), read, statement)
+    return Request("POST", "/_sql", json.dumps(body).encode(), read=read, subject=statement)

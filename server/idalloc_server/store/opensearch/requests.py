@@ -215,7 +215,7 @@ class Requests:
         return Tie(alias, opened, key, nonce=nonce, floor=opened.mark.floor() if opened else -1)
 
     def _bulk(self, index: Index, items: Sequence[Item], read: Callable[..., _T]) -> Request[_T]:
-        """Return a ``_bulk``; ``read`` gets as ``ties`` what each item of its answer must repeat."""
+        """Return a ``_bulk``; ``read`` gets as ``ties`` what its items must repeat."""
         alias = index.alias(self.prefix)
         ties = [self._tie(alias, item.key, has_script=item.action == "update") for item in items]
         lines: list[object] = []

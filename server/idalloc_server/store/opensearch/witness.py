@@ -34,7 +34,7 @@ class OpenSearchWitness:
             nodes = await setup.check_cluster(self.http)
             await setup.inspect(self.http, self._requests, WITNESS, nodes=nodes)
             await setup.set_up(self.http, self._requests, WITNESS, nodes=nodes, store="")
-            self.http.set_identity_check(self._requests.identity_check())
+            self.http.connections.identity_check = self._requests.identity_check()
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
         touch = script(scripts.MARK, row={}, seen="")

@@ -32,7 +32,7 @@ MUTANTS = (
     MARK.mutant(
         "mark-without-a-latch",
         "refused writes raise the numbers of an exchanged store past the mark",
-        Edit("WriteMark.accept", "self._repeated = (floor, number)", "raise self._error(floor, number)"),
+        Edit("WriteMark.accept", "self._repeated = (floor, number)", "raise StoreExchanged(self.what, str(number))"),
         scenarios=("exchange-running",),
     ),
 )

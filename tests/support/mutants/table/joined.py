@@ -8,14 +8,14 @@ MUTANTS = (
     Place("P1", JOINED).mutant(
         "joined-answers-are-swapped",
         "a write of a request gets the answer of another one",
-        Edit("_Joined.settle", "self.task.result()", "self.task.result()[::-1]"),
+        Edit("JoinedWrites._end", "task.result()", "task.result()[::-1]"),
         scenarios=("joined",),
     ),
     Place("P9", JOINED).mutant(
         "joined-row-twice",
         "a request has two writes of one row",
         Edit("JoinedWrites._send_chosen", "self._send_many(writes)", "self._send_many([*writes, writes[0]])"),
-        Edit("_Joined.settle", "self.task.result()", "self.task.result()[: len(self.writes)]"),
+        Edit("JoinedWrites._end", "task.result()", "task.result()[: len(joined.writes)]"),
         scenarios=("joined",),
     ),
     Place("P9", "idalloc_server.domain.errors").mutant(
