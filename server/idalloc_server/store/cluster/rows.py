@@ -69,6 +69,21 @@ def parse_grant(
     )
 
 
+def columns_of(row: Row) -> dict[str, int | str | None]:
+    """Return the columns of a new row; None for those without a value."""
+    return {
+        "name": row.name,
+        "last_value": row.last_value,
+        **packed_settings.columns(row.name, row.sequence, deleted=row.deleted),
+        "generation": row.generation,
+        "lease_ms": row.lease_ms,
+        "rev": row.revision,
+        "rev_by": row.revised_by,
+        "created_at": milliseconds(row.created_at),
+        "changed_at": milliseconds(row.changed_at),
+    }
+
+
 def generation_of(source: Source) -> int:
     """Return the generation of a row; an adopted row has none yet."""
     found = source.get("generation")

@@ -8,7 +8,7 @@ only.
 # ruff: noqa: S608 - only constants and the validated schema name are inserted into statements
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -59,22 +59,6 @@ class _Column(NamedTuple):
     position: int
 
 
-async def _check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> None:
-    """Check an existing table, before idalloc adds columns to it.
-
-    If ``nodes``, the number of nodes of the cluster, is known and above 1, a table without replicas
-    logs a warning.
-    """
-    where = (schema, table.name)
-    # With another key every UPDATE would be an update by query, which reads an old snapshot.
-    if await http.read(KEY_COLUMNS, *where) != [[table.key]]:
-        raise _refused(schema, table, f"its primary key must be {table.key} alone; choose another schema (?schema=…)")
-    columns = [_Column(*row) for row in await http.read(_COLUMNS, *where)]
-    _check_settings(schema, table, await http.read(_SETTINGS, *where), nodes, columns)
-    _check_columns(schema, table, columns)
-    await _check_constraints(http, schema, table, columns)
-
-
 async def _has_rows(http: CrateHttp, schema: str, table: Table) -> bool:
     """Return whether a table has rows, apart from that of the store's name."""
     reference = table.reference(schema)
@@ -89,7 +73,8 @@ async def _has_rows(http: CrateHttp, schema: str, table: Table) -> bool:
 async def _check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
     """Check the privileges DQL and DML by a write and a read of a row that does not exist."""
     missing_key: object = "" if table.columns[table.key] == "TEXT" else -1
-    reference, column = table.reference(schema), list(table.columns)[-1]
+    reference = table.reference(schema)
+    column = list(table.columns)[-1]
     # A column of the key cannot be updated.
     write = f"DELETE FROM {reference}" if column == table.key else f"UPDATE {reference} SET {column} = {column}"
     try:
@@ -104,59 +89,47 @@ def _refused(schema: str, table: Table, message: str) -> StartRefused:
     return StartRefused("store", f"the table {schema}.{table.name}: {message}")
 
 
-def _check_settings(
-    schema: str, table: Table, rows: Sequence[Sequence[Any]], nodes: int | None, columns: Sequence[_Column]
-) -> None:
+def _problems_of_settings(
+    schema: str, table: Table, rows: Sequence[Sequence[Any]], columns: Sequence[_Column]
+) -> Iterator[str]:
     reference = table.reference(schema)
-    replicas, durability, partitioned_by = rows[0] if rows else (None, None, None)
+    _, durability, partitioned_by = rows[0] if rows else (None, None, None)
     if str(durability).upper() == "ASYNC":
-        raise _refused(
-            schema,
-            table,
+        yield (
             f"a crash loses acknowledged writes, as its durability is ASYNC: run ALTER TABLE {reference} SET"
-            """ ("translog.durability" = 'REQUEST')""",
+            """ ("translog.durability" = 'REQUEST')"""
         )
     if partitioned_by:
         copy = replace(table, name=f"{table.name}_unpartitioned")
         names = ", ".join(column.name for column in columns if column.name in table.all_columns)
-        raise _refused(
-            schema,
-            table,
+        yield (
             f"it is PARTITIONED BY ({', '.join(partitioned_by)}), and each row would make a partition; stop all "
             f"writers, then run {copy.definition(schema)}; INSERT INTO {copy.reference(schema)} ({names}) SELECT "
-            f"{names} FROM {reference}; ALTER CLUSTER SWAP TABLE {copy.reference(schema)} TO {reference}",
-        )
-    if nodes is not None and nodes > 1 and str(replicas) in ("0", "0-0"):
-        _log.warning(
-            "table_without_replica",
-            why="its rows are lost with its node",
-            table=f"{schema}.{table.name}",
-            next_step=f"ALTER TABLE {reference} SET (number_of_replicas = '0-2')",
+            f"{names} FROM {reference}; ALTER CLUSTER SWAP TABLE {copy.reference(schema)} TO {reference}"
         )
 
 
-def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> None:
+def _problems_of_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Iterator[str]:
+    alter = f"ALTER TABLE {table.reference(schema)}"
     for column in columns:
-        alter = f"ALTER TABLE {table.reference(schema)}"
         name = quoted(column.name)
-        is_expected = column.name in table.columns
+        is_not_null = column.is_nullable in _NOT_NULL
         is_generated = column.is_generated == "ALWAYS"
         if is_generated and column.name in table.all_columns:
             problem = f"CrateDB generates its column {column.name}, which idalloc writes"
-        elif column.is_nullable in _NOT_NULL and column.name in table.nullable:
+        elif is_not_null and column.name in table.nullable:
             problem = f"its column {column.name} is NOT NULL, and idalloc writes NULL into it"
-        elif not is_expected and column.is_nullable in _NOT_NULL and column.default is None and not is_generated:
-            raise _refused(
-                schema,
-                table,
+        elif column.name not in table.columns and is_not_null and column.default is None and not is_generated:
+            yield (
                 f"its column {column.name} is NOT NULL without a default, and idalloc does not write it: run "
-                f"{alter} ALTER COLUMN {name} SET DEFAULT with a value of yours, or {alter} DROP COLUMN {name}",
+                f"{alter} ALTER COLUMN {name} SET DEFAULT with a value of yours, or {alter} DROP COLUMN {name}"
             )
+            continue
         else:
             continue
-        if column.name in list(table.columns)[:2]:
-            raise _refused(schema, table, f"{problem}; choose another schema (?schema=…)")
-        raise _refused(schema, table, f"{problem}: run {alter} DROP COLUMN {name}; the next start adds it again")
+        is_essential = column.name in list(table.columns)[:2]
+        drop = f": run {alter} DROP COLUMN {name}; the next start adds it again"
+        yield f"{problem}{'; choose another schema (?schema=…)' if is_essential else drop}"
 
 
 async def _check_constraints(http: CrateHttp, schema: str, table: Table, columns: Sequence[_Column]) -> None:
@@ -199,11 +172,22 @@ async def check_cluster(http: CrateHttp) -> int | None:
         await http.open_cluster()
     except (StoreAnsweredError, StoreRefused) as error:
         raise_if_server_failed(error)  # else the user may not see it
-    return await _count_nodes(http)
+    try:
+        rows = await http.read("SELECT version['number'] FROM sys.nodes")
+    except (StoreAnsweredError, StoreRefused) as error:
+        raise_if_server_failed(error)
+        return None
+    for (version,) in rows:
+        if version is not None:  # NULL: the node does not answer the others, such as a paused one
+            check_version(str(version))
+    return len(rows)
 
 
 async def inspect(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> Part:
-    """Check a table, and return what it has of a store. A missing one has nothing.
+    """Check a table before columns are added, and return what it has of a store.
+
+    A missing one has nothing. If ``nodes``, the number of nodes of the cluster, is known and above
+    1, a table without replicas logs a warning.
 
     Raises:
         StartRefused: The table, or one of its settings, is unsuitable.
@@ -212,10 +196,34 @@ async def inspect(http: CrateHttp, schema: str, table: Table, nodes: int | None)
     found = await _column_types(http, schema, table)
     if found:
         _check_types(schema, table, found)
-        await _check(http, schema, table, nodes)
-    has_rows = bool(found) and await _has_rows(http, schema, table)
+        where = (schema, table.name)
+        # With another key every UPDATE would be an update by query, which reads an old snapshot.
+        if await http.read(KEY_COLUMNS, *where) != [[table.key]]:
+            why = f"its primary key must be {table.key} alone; choose another schema (?schema=…)"
+            raise _refused(schema, table, why)
+        columns = [_Column(*row) for row in await http.read(_COLUMNS, *where)]
+        settings = await http.read(_SETTINGS, *where)
+        for problem in _problems_of_settings(schema, table, settings, columns):
+            raise _refused(schema, table, problem)
+        if nodes is not None and nodes > 1 and settings and str(settings[0][0]) in ("0", "0-0"):
+            _log.warning(
+                "table_without_replica",
+                why="its rows are lost with its node",
+                table=f"{schema}.{table.name}",
+                next_step=f"ALTER TABLE {table.reference(schema)} SET (number_of_replicas = '0-2')",
+            )
+        for problem in _problems_of_columns(schema, table, columns):
+            raise _refused(schema, table, problem)
+        await _check_constraints(http, schema, table, columns)
     lacks = [name for name in table.columns if name not in found]
-    return Part(table.name, f"the table {schema}.{table.name}", table.columns.keys(), lacks, name_in(found), has_rows)
+    return Part(
+        table.name,
+        f"the table {schema}.{table.name}",
+        table.columns.keys(),
+        lacks,
+        store=name_in(found),
+        has_rows=bool(found) and await _has_rows(http, schema, table),
+    )
 
 
 async def set_up(http: CrateHttp, schema: str, table: Table, *, creates: bool = True) -> bool:
@@ -237,7 +245,7 @@ async def set_up(http: CrateHttp, schema: str, table: Table, *, creates: bool = 
     await _check_privileges(http, schema, table)
     await http.open_table(schema, table.name)
     # A node answers this by itself, from its copy of the cluster state.
-    http.set_probe(KEY_COLUMNS, schema, table.name)
+    http.serving = (KEY_COLUMNS, (schema, table.name))
     return is_complete
 
 
@@ -263,19 +271,6 @@ def check_version(version: str) -> None:
     parts = tuple(int(part) for part in found.groups()) if found else (0, 0, 0)
     if parts < _MIN_VERSION or parts == _BROKEN_VERSION:
         raise StartRefused("store", f"CrateDB {version} cannot be used: upgrade the cluster to {_SUPPORTED}")
-
-
-async def _count_nodes(http: CrateHttp) -> int | None:
-    """Check all nodes' versions; return their number, or None if the user may not see them."""
-    try:
-        rows = await http.read("SELECT version['number'] FROM sys.nodes")
-    except (StoreAnsweredError, StoreRefused) as error:
-        raise_if_server_failed(error)
-        return None
-    for (version,) in rows:
-        if version is not None:  # NULL: the node does not answer the others, such as a paused one
-            check_version(str(version))
-    return len(rows)
 
 
 async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:

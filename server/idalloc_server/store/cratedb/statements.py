@@ -15,7 +15,7 @@ They follow from what a live CrateDB 6.4.3 did:
 
 import re
 
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind
 from idalloc_server.store.bounds import MIN_BIGINT
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS_MARKS
 from idalloc_server.store.packed_settings import (
@@ -33,6 +33,14 @@ ROW = (
     " created_at, changed_at"
 )
 ROW_COLUMNS = tuple(ROW.split(", "))
+# The columns of a period's counter that ``open_period`` writes; the lattice follows them.
+PERIOD_COLUMNS = ROW_COLUMNS[: ROW_COLUMNS.index("lease_ms")]
+# The parameters of ``revise``; an empty mode is NULL.
+REVISE = (
+    *("name", "revision", "limit", "at_least", "size", "offset"),
+    *("step", "min_value", "max_value", "settings", "mode"),
+    *("ends_leases", "generation", "by", "at"),
+)
 ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node, window_ms"
 _MARK = "name, generation, value, step, token, gaps"
 
@@ -144,8 +152,9 @@ class Statements:
         self.get = f"SELECT {ROW} FROM {sequences} WHERE name = $1"
         self.settings = f"SELECT settings FROM {sequences} WHERE name = $1"
         self.refresh_sequences = f"REFRESH TABLE {sequences}"
-        self._revise = {rising: self._revise_statement(rising) for rising in (True, False)}
-        self._open_period = {rising: self._open_period_statement(rising) for rising in (True, False)}
+        # By whether the new settings rise. The parameters REVISE; PERIOD_COLUMNS and the lattice.
+        self.revise = {rising: self._revise_statement(rising) for rising in (True, False)}
+        self.open_period = {rising: self._open_period_statement(rising) for rising in (True, False)}
 
     def _set_allocation_statements(self, allocations: str) -> None:
         self.recorded = f"SELECT {ALLOCATION} FROM {allocations} WHERE request_id = $1"
@@ -212,14 +221,6 @@ class Statements:
             where += " AND name NOT LIKE $4"
         return f"SELECT {ROW} FROM {self._sequences} WHERE {where} ORDER BY name LIMIT $3"
 
-    def revise(self, sequence: Sequence) -> str:
-        """Return the statement that changes a row to these settings; see ``_revise_statement``."""
-        return self._revise[sequence.step > 0]
-
-    def open_period(self, sequence: Sequence) -> str:
-        """Return the statement that opens a period's counter; see ``_open_period_statement``."""
-        return self._open_period[sequence.step > 0]
-
     def record(self, count: int) -> str:
         """Return the statement that records this many allocations, with the columns ALLOCATION."""
         width = ALLOCATION.count(",") + 1
@@ -230,42 +231,37 @@ class Statements:
         )
 
     def _revise_statement(self, rising: bool) -> str:
-        """$1 name, $2 revision, $3 limit, $4 at_least, $5 and $6 the lattice.
-
-        New values: $7 step, $8 and $9 bounds, $10 settings, $11 mode (empty for NULL), $12
-        increment of the generation, $13 least generation, $14 by, $15 at.
-        """
-        choose, within = ("GREATEST", "<=") if rising else ("LEAST", ">=")
+        choose = "GREATEST" if rising else "LEAST"
+        within = "<=" if rising else ">="
+        new = {name: f"${number}" for number, name in enumerate(REVISE, 1)}
+        value = f"{choose}(last_value, {new['at_least']})"
         sets = _sets(
-            f"COALESCE(rev, 0) = $2 AND last_value {within} $3",
-            last_value=_align(f"{choose}(last_value, $4)", rising, "$5", "$6"),
-            step="$7",
-            min_value="$8",
-            max_value="$9",
-            settings="$10",
-            mode="NULLIF($11, '')",
-            generation=f"GREATEST({_GENERATION} + $12, $13)",
-            rev="$2 + 1",
-            rev_by="$14",
-            changed_at="$15",
+            f"COALESCE(rev, 0) = {new['revision']} AND last_value {within} {new['limit']}",
+            last_value=_align(value, rising, size=new["size"], offset=new["offset"]),
+            step=new["step"],
+            min_value=new["min_value"],
+            max_value=new["max_value"],
+            settings=new["settings"],
+            mode=f"NULLIF({new['mode']}, '')",
+            generation=f"GREATEST({_GENERATION} + {new['ends_leases']}, {new['generation']})",
+            rev=f"{new['revision']} + 1",
+            rev_by=new["by"],
+            changed_at=new["at"],
             writes=_WRITES,
         )
         return f"UPDATE {self._sequences} SET {sets} WHERE name = $1 RETURNING {ROW}"
 
     def _open_period_statement(self, rising: bool) -> str:
-        """$1 name, $2 counter, $3 step, $4 and $5 bounds, $6 settings, $7 mode.
-
-        $8 generation, $9 and $10 the lattice.
-        """
         choose = "GREATEST" if rising else "LEAST"
+        value = f"{choose}(last_value, excluded.last_value)"
         sets = _sets(
             f"{_GENERATION} < excluded.generation",
-            last_value=_align(f"{choose}(last_value, excluded.last_value)", rising, "$9", "$10"),
+            last_value=_align(value, rising, size="$9", offset="$10"),
             **{name: f"excluded.{name}" for name in ("step", "min_value", "max_value", "settings", "generation")},
             writes=_WRITES,
         )
         return (
-            f"INSERT INTO {self._sequences} (name, last_value, step, min_value, max_value, settings, mode, generation)"
+            f"INSERT INTO {self._sequences} ({', '.join(PERIOD_COLUMNS)})"
             f" VALUES ({_numbers(1, 8)}) ON CONFLICT (name) DO UPDATE SET {sets} RETURNING name"
         )
 
@@ -316,12 +312,10 @@ def joined(grant: str) -> str:
     check, is missing. OR and a literal IN would return each row once for each name.
     """
     sets, returning = grant.split(" WHERE name = $3 RETURNING ")
-    return f"{re.sub(r'[$][0-9]', _element, sets)} WHERE name = ANY($3) RETURNING name, {returning}"
-
-
-def _element(argument: re.Match[str]) -> str:
-    kind = "TEXT" if argument[0] == "$7" else "BIGINT"
-    return f"CAST({argument[0]} AS ARRAY({kind}))[array_position(CAST($3 AS ARRAY(TEXT)), name)]"
+    element = "[array_position(CAST($3 AS ARRAY(TEXT)), name)]"
+    sets = re.sub(r"[$][1-6]", rf"CAST(\g<0> AS ARRAY(BIGINT)){element}", sets)
+    sets = sets.replace("$7", f"CAST($7 AS ARRAY(TEXT)){element}")
+    return f"{sets} WHERE name = ANY($3) RETURNING name, {returning}"
 
 
 def like(beginning: str) -> str:

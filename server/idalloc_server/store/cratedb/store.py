@@ -40,7 +40,7 @@ from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, lattice
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
 from idalloc_server.store.cluster.joined_writes import JoinedWrites
-from idalloc_server.store.cluster.rows import generation_of, milliseconds, parse_grant, parse_row
+from idalloc_server.store.cluster.rows import columns_of, generation_of, milliseconds, parse_grant, parse_row
 from idalloc_server.store.cratedb import statements
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.schema import check_cluster, inspect, set_up
@@ -111,7 +111,13 @@ class CrateStore(ClusterStore):
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
     ) -> Grant | None:
-        request = _Grant(wanted, lease_ms, name, *floor, packed_settings.pack_demand(demand))
+        request = _Grant(
+            wanted=wanted,
+            lease_ms=lease_ms,
+            name=name,
+            **floor._asdict(),
+            demand=packed_settings.pack_demand(demand),
+        )
         rows = await (self._send_grant(request) if self._is_alone(name) else self._grants.write(request))
         grant = _parse_grant(name, rows, COUNTERS)
         if len(self._joining) >= _MAX_JOINING:
@@ -151,40 +157,21 @@ class CrateStore(ClusterStore):
         return _parse_grant(name, await self.http.write(self._sql.grant_timestamps, *arguments), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:
-        sequence = row.sequence
-        rows = await self.http.write(
-            self._sql.create,
-            row.name,
-            row.last_value,
-            sequence.step,
-            sequence.min_value,
-            sequence.max_value,
-            packed_settings.pack(sequence),
-            packed_settings.mode(row.name, sequence, row.deleted),
-            row.generation,
-            row.lease_ms,
-            row.revision,
-            row.revised_by,
-            milliseconds(row.created_at),
-            milliseconds(row.changed_at),
-        )
+        columns = columns_of(row)
+        rows = await self.http.write(self._sql.create, *(columns[name] for name in statements.ROW_COLUMNS))
         if not rows:
             raise StoreOutcomeUnknown(f"CrateDB returned no row for the create of sequence {row.name!r}")
         return _parse_row(rows[0])
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        await self.http.write(
-            self._sql.open_period(sequence),
-            name,
-            advance_counter(sequence.before_start, at_least, sequence),
-            sequence.step,
-            sequence.min_value,
-            sequence.max_value,
-            packed_settings.pack(sequence),
-            packed_settings.mode(name, sequence, deleted=False),
-            generation,
-            *lattice(sequence),
-        )
+        columns = {
+            "name": name,
+            "last_value": advance_counter(sequence.before_start, at_least, sequence),
+            **packed_settings.columns(name, sequence, deleted=False),
+            "generation": generation,
+        }
+        values = (columns[column] for column in statements.PERIOD_COLUMNS)
+        await self.http.write(self._sql.open_period[sequence.step > 0], *values, *lattice(sequence))
 
     async def get(self, name: str) -> Row | None:
         rows = await self.http.read(self._sql.get, name)
@@ -198,24 +185,24 @@ class CrateStore(ClusterStore):
 
     async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None:
         sequence = change.sequence
-        rows = await self.http.write(
-            self._sql.revise(sequence),
-            name,
-            revision,
-            limit,
-            at_least,
-            *lattice(sequence),
-            sequence.step,
-            sequence.min_value,
-            sequence.max_value,
-            packed_settings.pack(sequence),
-            packed_settings.mode(name, sequence, change.deleted) or "",
-            int(change.ends_leases),
-            change.generation,
-            change.by,
-            milliseconds(change.at),
-            may_fail_over=False,
-        )
+        size, offset = lattice(sequence)
+        columns = packed_settings.columns(name, sequence, deleted=change.deleted)
+        values = {
+            "name": name,
+            "revision": revision,
+            "limit": limit,
+            "at_least": at_least,
+            "size": size,
+            "offset": offset,
+            **columns,
+            "mode": columns["mode"] or "",
+            "ends_leases": int(change.ends_leases),
+            "generation": change.generation,
+            "by": change.by,
+            "at": milliseconds(change.at),
+        }
+        arguments = (values[parameter] for parameter in statements.REVISE)
+        rows = await self.http.write(self._sql.revise[sequence.step > 0], *arguments, may_fail_over=False)
         return _parse_row(rows[0]) if rows else None
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
@@ -257,8 +244,8 @@ class CrateStore(ClusterStore):
         return bool(rows) and generation_of({"generation": rows[0][0]}) == version[2]
 
     async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim:
-        rows = await self.http.write(self._sql.claim, prefix, at_least, holder, stale_after_ms)
-        last_start, held_by, seen_at = rows[0]
+        arguments = (prefix, at_least, holder, stale_after_ms)
+        [(last_start, held_by, seen_at)] = await self.http.write(self._sql.claim, *arguments)
         return Claim(last_start, held_by, seen_at / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:

@@ -35,7 +35,8 @@ class CrateWitness:
             await set_up_all(self.http, self.schema, (WITNESS_MARKS,))
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        keys, found = list(names), dict[str, WitnessMark]()
+        keys = list(names)
+        found: dict[str, WitnessMark] = {}
         for start in range(0, len(keys), _NAMES_A_READ):
             part = keys[start : start + _NAMES_A_READ]
             rows = await self.http.read(self._sql.read(len(part)), *part)

@@ -158,7 +158,7 @@ def _problems_of_mapping(index: Index, found: StoredIndex) -> Iterator[str]:
 def _request(method: str, path: str, parse: Any, body: object = None, none_for: tuple[str, ...] = ()) -> Request[Any]:
     subject = "" if path.startswith("/_") else path.partition("?")[0].strip("/").removesuffix("-data")
     read = partial(read_answer, parse=parse, subject=subject, none_for=none_for)
-    return Request(method, path, None if body is None else json_body(body), read, subject)
+    return Request(method, path, None if body is None else json_body(body), read=read, subject=subject)
 
 
 class _Release(NamedTuple):
@@ -301,7 +301,8 @@ async def set_up(
 
 
 async def _create(http: OpenSearchHttp, prefix: str, index: Index, store: str) -> StoredIndex:
-    alias, name = index.alias(prefix), index.new_name(prefix)
+    alias = index.alias(prefix)
+    name = index.new_name(prefix)
     definition = index.definition(prefix, store)
     await _send_creation(http, _request("PUT", f"/{name}", dict, definition, none_for=(INDEX_EXISTS,)), alias)
     if (found := await _read_index(http, alias)) is None:

@@ -79,7 +79,7 @@ class OpenSearchStore(ClusterStore):
         return await setup.set_up(self.http, self._requests, index, nodes=self._nodes, store=name)
 
     def _places(self) -> Mapping[str, str]:
-        self.http.set_identity_check(self._requests.identity_check())
+        self.http.connections.identity_check = self._requests.identity_check()
         return {f"index behind {alias}": str(opened) for alias, opened in self._requests.opened.items()}
 
     async def _grant(
@@ -97,19 +97,9 @@ class OpenSearchStore(ClusterStore):
         return await self._join(RowUpdate(name, body, _GRANT_FIELDS), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:
-        fields = {
-            "name": row.name,
-            "last_value": row.last_value,
-            **packed_settings.columns(row.name, row.sequence, deleted=row.deleted),
-            "period": True if PERIOD_SEPARATOR in row.name else None,
-            "generation": row.generation,
-            "lease_ms": row.lease_ms,
-            "rev": row.revision,
-            "rev_by": row.revised_by,
-            "created_at": rows.milliseconds(row.created_at),
-            "changed_at": rows.milliseconds(row.changed_at),
-        }
-        new = {name: value for name, value in fields.items() if value is not None}
+        new = {name: value for name, value in rows.columns_of(row).items() if value is not None}
+        if PERIOD_SEPARATOR in row.name:
+            new["period"] = True
         written = await self._write_row(row.name, {**script(scripts.TOUCH), "upsert": new})
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}; try again")
@@ -344,7 +334,7 @@ class OpenSearchStore(ClusterStore):
             return None
         _check_types(update.name, written.source)
         version = (written.seq_no, written.term)
-        return rows.parse_grant(update.name, written.source, version, modes, written_number)
+        return rows.parse_grant(update.name, written.source, version, modes=modes, written=written_number)
 
     async def _send_update(self, update: RowUpdate) -> Written | None:
         return await self.http.send_write(self._requests.update(SEQUENCES, *update))

@@ -23,7 +23,7 @@ _WRITE_LOCK = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 # Past the bytes that SQLite locks, which begin at 2^30, and past the end of any database.
 _FIRST_OFFSET = 2**62
 _AT_FDCWD = -100
-_STATX_NLINK, _STATX_INO = 0x4, 0x100
+_STATX_MASK = 0x4 | 0x100  # STATX_NLINK, STATX_INO
 # A ``struct statx`` of linux/stat.h: the number of links, the inode, the device's two numbers.
 _STATX = struct.Struct("=16xI12xQ96xII112x")
 _BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
@@ -99,7 +99,7 @@ def _find_statx() -> Any:
         statx = ctypes.CDLL(None, use_errno=True).statx
     except (AttributeError, OSError):  # an old C library
         return None
-    is_refused = statx(_AT_FDCWD, b"/", 0, _STATX_INO | _STATX_NLINK, ctypes.create_string_buffer(_STATX.size))
+    is_refused = statx(_AT_FDCWD, b"/", 0, _STATX_MASK, ctypes.create_string_buffer(_STATX.size))
     return None if is_refused else statx  # by a sandbox
 
 
@@ -115,7 +115,7 @@ def examiner(path: str) -> Callable[[], FileIdentity]:
     """
     found = ctypes.create_string_buffer(_STATX.size)
     # Converted once, not at each call.
-    numbers = (ctypes.c_int(0), ctypes.c_uint(_STATX_INO | _STATX_NLINK))
+    numbers = (ctypes.c_int(0), ctypes.c_uint(_STATX_MASK))
     arguments = (ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), *numbers, found)
 
     def examine() -> FileIdentity:
