@@ -42,37 +42,31 @@ _YEAR_1 = -62_135_596_800
 _YEAR_10000 = 253_402_300_799
 
 
-def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
-    """Return a row's mode, or None for an ordinary counter."""
-    if deleted:
-        return DELETED
-    if PERIOD_SEPARATOR in name:
-        return PERIOD
-    if sequence.reset != Reset.NEVER:
-        return RESET
-    return None if sequence.kind == Kind.COUNTER else TIMESTAMP
-
-
 def columns(name: str, sequence: Sequence, *, deleted: bool) -> dict[str, int | str | None]:
-    """Return the columns of a row's settings. ``mode`` is None for an ordinary counter."""
+    """Return the columns of a row's settings. ``mode`` is None for an ordinary counter.
+
+    ``settings`` is the JSON of those without their own column, except those at their default.
+    """
+    default = Sequence()
+    settings: dict[str, object] = {"start": sequence.start}
+    for field in _IN_JSON:
+        value = getattr(sequence, field)
+        if value != getattr(default, field):
+            settings[field] = dict(value) if field == "labels" else value
+    mode = None if sequence.kind == Kind.COUNTER else TIMESTAMP
+    if deleted:
+        mode = DELETED
+    elif PERIOD_SEPARATOR in name:
+        mode = PERIOD
+    elif sequence.reset != Reset.NEVER:
+        mode = RESET
     return {
         "step": sequence.step,
         "min_value": sequence.min_value,
         "max_value": sequence.max_value,
-        "settings": pack(sequence),
-        "mode": mode(name, sequence, deleted),
+        "settings": json.dumps(settings, ensure_ascii=False, sort_keys=True),
+        "mode": mode,
     }
-
-
-def pack(sequence: Sequence) -> str:
-    """Return the settings without their own column as JSON, except those at their default."""
-    default = Sequence()
-    settings: dict[str, object] = {"start": sequence.start}
-    for name in _IN_JSON:
-        value = getattr(sequence, name)
-        if value != getattr(default, name):
-            settings[name] = dict(value) if name == "labels" else value
-    return json.dumps(settings, ensure_ascii=False, sort_keys=True)
 
 
 def unpack(name: str, row: Mapping[str, Any]) -> Sequence:

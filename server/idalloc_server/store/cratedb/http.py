@@ -112,11 +112,11 @@ def may_answer_soon(error: StoreAnsweredError) -> bool:
     return error.code not in (_DISK_NEARLY_FULL, *_CONFLICT)
 
 
-def refused(failure: StoreFailure, statement: str) -> StoreRefused:
-    """Return the error as one that needs an operator, with the next step."""
-    found = TABLE.search(statement)
-    message = f"{failure}; {_next_step(failure, found[0] if found else 'the table')}"
-    return StoreRefused(message, code=failure.code, http_status=failure.http_status)
+def refused(error: StoreFailure, subject: str) -> StoreRefused:
+    """Return the error as one that needs an operator; the next step names the subject's table."""
+    found = TABLE.search(subject)
+    message = f"{error}; {_next_step(error, found[0] if found else 'the table')}"
+    return StoreRefused(message, code=error.code, http_status=error.http_status)
 
 
 def _rows(answer: Any) -> list[Row]:
@@ -175,8 +175,8 @@ class CrateHttp(Transport):
 
     # A statement and its arguments. A host that returns no rows for it does not serve.
     serving: tuple[str, Sequence[object]] | None = None
-    _cluster = ""
-    _tables: Mapping[str, "_OpenedTable"] = MappingProxyType({})
+    cluster = ""  # its id, once it is open
+    tables: Mapping[str, _OpenedTable] = MappingProxyType({})  # the opened ones by reference
 
     async def open_cluster(self) -> None:
         """Keep the id of the cluster. Later connections to another one are refused."""
@@ -184,7 +184,7 @@ class CrateHttp(Transport):
         body = {"stmt": _CLUSTER, "args": []}
         parse = partial(_check_cluster, opened=found)
         parse({"rows": [[found]]})
-        self._cluster = found
+        self.cluster = found
         self.connections.identity_check = _request(_CLUSTER, body, parse)
 
     async def open_table(self, schema: str, name: str) -> None:
@@ -197,13 +197,7 @@ class CrateHttp(Transport):
         ((oid,),) = await self.read(f"SELECT {_oid_of(reference)}")
         ((shards,),) = await self.read(_SHARDS, schema, name)
         mark = WriteMark(f"the table {reference}") if int(shards) == 1 else None
-        self._tables = {**self._tables, reference: _OpenedTable(int(oid), mark)}
-
-    @property
-    def opened(self) -> dict[str, str]:
-        """The ids of the cluster and of the opened tables."""
-        tables = {f"OID of {reference}": str(table.oid) for reference, table in self._tables.items()}
-        return {"cluster id": self._cluster, **tables}
+        self.tables = {**self.tables, reference: _OpenedTable(int(oid), mark)}
 
     async def write(self, statement: str, *arguments: object, may_fail_over: bool = True) -> list[Row]:
         """Send a write; see ``Transport.send_write``.
@@ -236,11 +230,8 @@ class CrateHttp(Transport):
         """Send a statement that changes nothing; see ``Transport.send_read``."""
         return await self.send_read(self._sql(statement, arguments))
 
-    def may_be_starting(self, error: StoreFailure) -> bool:
-        return may_be_starting(error)
-
-    def refused(self, error: StoreFailure, subject: str) -> StoreRefused:
-        return refused(error, subject)
+    may_be_starting = staticmethod(may_be_starting)
+    refused = staticmethod(refused)
 
     async def check_serves(self, host: Host) -> None:
         if self.serving and not await self.connections.exchange(host, self._sql(*self.serving)):
@@ -261,7 +252,7 @@ class CrateHttp(Transport):
         nonce = f"'{secrets.token_hex(8)}'"
         found = TABLE.search(statement)
         reference = found[0] if found else ""
-        table = self._tables.get(reference)
+        table = self.tables.get(reference)
         ties = nonce if table is None else f"{nonce}, {_oid_of(reference)}"
         floor = table.mark.floor() if table and table.mark else None
         if statement.startswith("SELECT "):

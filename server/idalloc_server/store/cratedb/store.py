@@ -106,7 +106,8 @@ class CrateStore(ClusterStore):
         return store if is_complete else ""
 
     def _places(self) -> Mapping[str, str]:
-        return self.http.opened
+        tables = {f"OID of {reference}": str(table.oid) for reference, table in self.http.tables.items()}
+        return {"cluster id": self.http.cluster, **tables}
 
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None

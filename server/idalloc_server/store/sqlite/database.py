@@ -52,6 +52,7 @@ class Database:
     busy_timeout: float  # how long a transaction waits for other writers, in seconds
     # Creates the tables that are missing, and refuses another program's database.
     create_tables: Callable[[sqlite3.Connection, Path], None] = schema.create_tables
+    inode: str = field(default="", init=False)  # the device and inode of the open file
     _thread: JobThread = field(default_factory=lambda: JobThread("sqlite"), init=False)
     _connection: sqlite3.Connection | None = field(default=None, init=False)
     _files: DatabaseFiles | None = field(default=None, init=False)
@@ -66,11 +67,6 @@ class Database:
             StartRefused: It cannot be used.
         """
         await self._run(self._open, creates)
-
-    @property
-    def inode(self) -> str:
-        """The device and inode of the open file."""
-        return self._files.inode if self._files else ""
 
     async def close(self) -> None:
         """Close the file."""
@@ -253,6 +249,7 @@ class Database:
             self._connection, self._files = schema.connect(
                 self.path, self.busy_timeout, self.create_tables, creates=creates
             )
+            self.inode = self._files.inode
         except (OSError, sqlite3.Error) as error:
             if is_busy(error):
                 raise StoreAnsweredError(f"SQLite at {self.path}: {error}", code=code(error)) from error
