@@ -3,6 +3,7 @@
 import re
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -37,6 +38,7 @@ _OPENSEARCH_KINDS = {
     for name in ("opensearch", "elasticsearch")
 }
 _CLUSTERS = {"crate": _Kind("CrateDB", "crate://user:password@host:4200/?schema=doc", 4200), **_OPENSEARCH_KINDS}
+_invalid = partial(StartRefused, "store")
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?")
@@ -146,10 +148,6 @@ def _kind(url: str) -> str:
         "write sqlite:///absolute/path, crate://user:password@host:4200/?schema=doc or "
         "opensearch://user:password@host:9200/?prefix=idalloc"
     )
-
-
-def _invalid(message: str) -> StartRefused:
-    return StartRefused("store", message)
 
 
 def _split(url: str) -> SplitResult:

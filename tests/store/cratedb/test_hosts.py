@@ -254,7 +254,7 @@ class TestPreference:
         nodes[0].state = "drops"
         with pytest.raises(StoreOutcomeUnknown):
             await soon(http.write(ADD, 1, "s"))
-        assert not any(host.idle for host in http._hosts)
+        assert not any(host.idle for host in http._hosts.order)
 
 
 class TestConditionalWrites:

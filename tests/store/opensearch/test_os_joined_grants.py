@@ -171,7 +171,7 @@ async def test_an_item_with_another_nonce_is_unknown_alone(held: Held) -> None:
     assert type(outcomes[1]) is StoreOutcomeUnknown
     assert "to another write of the key 'b'; check the proxy" in str(outcomes[1])
     assert last_values(outcomes) == [5, None, 5]
-    (host,) = held.store.http._hosts
+    (host,) = held.store.http._hosts.order
     assert not host.idle
 
 

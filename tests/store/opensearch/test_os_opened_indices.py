@@ -32,7 +32,7 @@ def lines() -> Iterator[list[structlog.typing.EventDict]]:
 async def forget_connections(store: Store) -> None:
     """Close the idle connections, as a load balancer does."""
     assert isinstance(store, OpenSearchStore)
-    for host in store.http._hosts:
+    for host in store.http._hosts.order:
         while host.idle:
             await host.idle.pop().session.close()
 

@@ -1,7 +1,7 @@
 """Chooses the host of a cluster that gets the next request; ``Transport`` sends it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,35 +39,23 @@ class Hosts:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._order = [Host(name) for name in names]
+        self.order = [Host(name) for name in names]
         self.ready = True  # whether the preferred host may get a write without a probe
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Host]:
-        """Iterate over a snapshot of the order."""
-        return iter(tuple(self._order))
-
-    @property
-    def preferred(self) -> Host:
-        """The first host in the order of preference."""
-        return self._order[0]
 
     def prefer(self, host: Host, *, ready: bool) -> None:
         """Move a host that answered to the front; ``ready`` if it showed that it serves writes."""
-        if host is not self._order[0]:
-            self._order.remove(host)
-            self._order.insert(0, host)
+        if host is not self.order[0]:
+            self.order.remove(host)
+            self.order.insert(0, host)
             self.ready = False
         self.ready |= ready
 
     def demote(self, host: Host) -> None:
         """Move a host that failed to the end; a new preferred host needs a probe."""
-        if host is self._order[0]:
+        if host is self.order[0]:
             self.ready = False
-        self._order.remove(host)
-        self._order.append(host)
+        self.order.remove(host)
+        self.order.append(host)
 
     async def choose(self, probe: Callable[[Host], Coroutine[Any, Any, None]], pause: float) -> Host:
         """Return the first host that passes a probe. It becomes the preferred host, and ready.
@@ -83,7 +71,7 @@ class Hosts:
             StoreFailure: All probes failed; this is the failure of a host that answered, or else
                 the last one.
         """
-        left = list(self._order)
+        left = list(self.order)
         running: dict[asyncio.Task[None], Host] = {}
         failure: BaseException = StoreUnreachable("no host is configured; name one in the setting store")
         try:

@@ -105,7 +105,6 @@ class JoinedWrites(Generic[_Write, _Answer]):
         self._begin()
         while self._waiting and self._running < MAX_REQUESTS:  # such as a second write of a row
             self._begin()
-        self._watch()
 
     def _watch(self) -> None:
         """Send one more request if none ends for a while."""
@@ -113,11 +112,7 @@ class JoinedWrites(Generic[_Write, _Answer]):
             self._timer.cancel()
             self._timer = None
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(STALL_SECONDS, self._begin_late)
-
-    def _begin_late(self) -> None:
-        self._begin()
-        self._watch()
+            self._timer = asyncio.get_running_loop().call_later(STALL_SECONDS, self._begin)
 
     def _begin(self) -> None:
         """Send a request of the oldest writes that wait."""
@@ -130,15 +125,15 @@ class JoinedWrites(Generic[_Write, _Answer]):
             elif not waiting.answer.done():
                 chosen[waiting.write.name] = waiting
         self._waiting.extendleft(reversed(left))
-        if not chosen:
-            return
-        sending = self._send_chosen([waiting.write for waiting in chosen.values()])
-        joined = _Joined([*chosen.values()], asyncio.get_running_loop().create_task(sending, name="write rows"))
-        for waiting in joined.writes:
-            waiting.joined = joined
-        self._running += 1
-        # Not in the task itself, which may be cancelled before it begins.
-        joined.task.add_done_callback(partial(self._end, joined))
+        if chosen:
+            sending = self._send_chosen([waiting.write for waiting in chosen.values()])
+            joined = _Joined([*chosen.values()], asyncio.get_running_loop().create_task(sending, name="write rows"))
+            for waiting in joined.writes:
+                waiting.joined = joined
+            self._running += 1
+            # Not in the task itself, which may be cancelled before it begins.
+            joined.task.add_done_callback(partial(self._end, joined))
+        self._watch()
 
     def _end(self, joined: _Joined[_Write, _Answer], _: object) -> None:
         """Give each write of a request its outcome."""

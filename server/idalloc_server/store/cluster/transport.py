@@ -105,7 +105,7 @@ class Transport(ABC):
     async def close(self) -> None:
         """Close the idle connections; a connection in use is closed when its call ends."""
         self.connections.is_closed = True
-        for host in self._hosts:
+        for host in tuple(self._hosts.order):
             await close_idle(host)
 
     def _check_open(self) -> None:
@@ -130,8 +130,8 @@ class Transport(ABC):
         """
         self._check_open()
         async with self._slots:
-            for hosts_left in reversed(range(len(self._hosts) if may_fail_over else 1)):
-                host = self._hosts.preferred if self._hosts.ready else await self._choose()
+            for hosts_left in reversed(range(len(self._hosts.order) if may_fail_over else 1)):
+                host = self._hosts.order[0] if self._hosts.ready else await self._choose()
                 try:
                     answer = await self._send_watched(host, request)
                 except StoreUnreachable:
@@ -156,7 +156,7 @@ class Transport(ABC):
             StoreRefused: A host answered with an error that lasts until an operator acts.
         """
         self._check_open()
-        hosts = tuple(self._hosts)
+        hosts = tuple(self._hosts.order)
         limit = min(self._host_timeouts.read, self._timeout / (len(hosts) + 1)) if len(hosts) > 1 else None
         failure: StoreFailure = StoreUnreachable(f"no {self.PRODUCT} host is configured; name one in the setting store")
         silent: list[Host] = []
@@ -228,7 +228,7 @@ class Transport(ABC):
             async with asyncio.timeout(self._timeout / 2):
                 return await self._hosts.choose(self._probe, self._host_timeouts.probe)
         except TimeoutError:
-            names = ", ".join(host.name for host in self._hosts)
+            names = ", ".join(host.name for host in self._hosts.order)
             raise StoreUnreachable(
                 f"{self.PRODUCT} at {names} did not answer a probe within {self._timeout / 2:g} s; repair the cluster"
             ) from None
@@ -244,7 +244,7 @@ class Transport(ABC):
 
     async def _send_watched(self, host: Host, request: Request[_T]) -> _T:
         """Send a write. If there are other hosts, end it when its host is no longer alive."""
-        if len(self._hosts) == 1:
+        if len(self._hosts.order) == 1:
             return await self._send(host, request)
         loop = asyncio.get_running_loop()
         end = asyncio.timeout(None)

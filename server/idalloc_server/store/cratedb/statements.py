@@ -152,9 +152,40 @@ class Statements:
         self.get = f"SELECT {ROW} FROM {sequences} WHERE name = $1"
         self.settings = f"SELECT settings FROM {sequences} WHERE name = $1"
         self.refresh_sequences = f"REFRESH TABLE {sequences}"
-        # By whether the new settings rise. The parameters REVISE; PERIOD_COLUMNS and the lattice.
-        self.revise = {rising: self._revise_statement(rising) for rising in (True, False)}
-        self.open_period = {rising: self._open_period_statement(rising) for rising in (True, False)}
+        self._set_settings_statements(sequences)
+
+    def _set_settings_statements(self, sequences: str) -> None:
+        # By whether the new settings rise.
+        self.revise: dict[bool, str] = {}
+        self.open_period: dict[bool, str] = {}
+        new = {name: f"${number}" for number, name in enumerate(REVISE, 1)}
+        excluded = {name: f"excluded.{name}" for name in ("step", "min_value", "max_value", "settings", "generation")}
+        for rising, choose, within in ((True, "GREATEST", "<="), (False, "LEAST", ">=")):
+            # the parameters REVISE
+            least = f"{choose}(last_value, {new['at_least']})"
+            sets = _sets(
+                f"COALESCE(rev, 0) = {new['revision']} AND last_value {within} {new['limit']}",
+                last_value=_align(least, rising, size=new["size"], offset=new["offset"]),
+                step=new["step"],
+                min_value=new["min_value"],
+                max_value=new["max_value"],
+                settings=new["settings"],
+                mode=f"NULLIF({new['mode']}, '')",
+                generation=f"GREATEST({_GENERATION} + {new['ends_leases']}, {new['generation']})",
+                rev=f"{new['revision']} + 1",
+                rev_by=new["by"],
+                changed_at=new["at"],
+                writes=_WRITES,
+            )
+            self.revise[rising] = f"UPDATE {sequences} SET {sets} WHERE name = $1 RETURNING {ROW}"
+            # PERIOD_COLUMNS, and the lattice
+            least = f"{choose}(last_value, excluded.last_value)"
+            aligned = _align(least, rising, size="$9", offset="$10")
+            sets = _sets(f"{_GENERATION} < excluded.generation", last_value=aligned, **excluded, writes=_WRITES)
+            self.open_period[rising] = (
+                f"INSERT INTO {sequences} ({', '.join(PERIOD_COLUMNS)}) VALUES ({_numbers(1, 8)})"
+                f" ON CONFLICT (name) DO UPDATE SET {sets} RETURNING name"
+            )
 
     def _set_allocation_statements(self, allocations: str) -> None:
         self.recorded = f"SELECT {ALLOCATION} FROM {allocations} WHERE request_id = $1"
@@ -228,41 +259,6 @@ class Statements:
         return (
             f"INSERT INTO {self._allocations} ({ALLOCATION}, written_at) VALUES {rows}"
             f" ON CONFLICT (request_id) DO UPDATE SET first_id = first_id RETURNING {ALLOCATION}"
-        )
-
-    def _revise_statement(self, rising: bool) -> str:
-        choose = "GREATEST" if rising else "LEAST"
-        within = "<=" if rising else ">="
-        new = {name: f"${number}" for number, name in enumerate(REVISE, 1)}
-        value = f"{choose}(last_value, {new['at_least']})"
-        sets = _sets(
-            f"COALESCE(rev, 0) = {new['revision']} AND last_value {within} {new['limit']}",
-            last_value=_align(value, rising, size=new["size"], offset=new["offset"]),
-            step=new["step"],
-            min_value=new["min_value"],
-            max_value=new["max_value"],
-            settings=new["settings"],
-            mode=f"NULLIF({new['mode']}, '')",
-            generation=f"GREATEST({_GENERATION} + {new['ends_leases']}, {new['generation']})",
-            rev=f"{new['revision']} + 1",
-            rev_by=new["by"],
-            changed_at=new["at"],
-            writes=_WRITES,
-        )
-        return f"UPDATE {self._sequences} SET {sets} WHERE name = $1 RETURNING {ROW}"
-
-    def _open_period_statement(self, rising: bool) -> str:
-        choose = "GREATEST" if rising else "LEAST"
-        value = f"{choose}(last_value, excluded.last_value)"
-        sets = _sets(
-            f"{_GENERATION} < excluded.generation",
-            last_value=_align(value, rising, size="$9", offset="$10"),
-            **{name: f"excluded.{name}" for name in ("step", "min_value", "max_value", "settings", "generation")},
-            writes=_WRITES,
-        )
-        return (
-            f"INSERT INTO {self._sequences} ({', '.join(PERIOD_COLUMNS)})"
-            f" VALUES ({_numbers(1, 8)}) ON CONFLICT (name) DO UPDATE SET {sets} RETURNING name"
         )
 
 

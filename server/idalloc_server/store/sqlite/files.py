@@ -3,13 +3,14 @@
 import ctypes
 import fcntl
 import os
+import sqlite3
 import stat
 import struct
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,7 +265,7 @@ class DatabaseFiles:
                 )
 
 
-def create_file(path: Path, content: Callable[[], bytes]) -> None:
+def create_file(path: Path, create_tables: Callable[[sqlite3.Connection], None]) -> None:
     """Create a database if it is missing, complete or not at all, with mode 600 for any umask.
 
     SQLite creates ``-wal`` and ``-shm`` with the same mode. Safe for concurrent calls of several
@@ -272,7 +273,7 @@ def create_file(path: Path, content: Callable[[], bytes]) -> None:
 
     Args:
         path: The database, without symbolic links.
-        content: Returns the content of a new one.
+        create_tables: Creates the tables of a new one.
 
     Raises:
         StartRefused: The database was lost: it is empty, or missing beside its write-ahead log.
@@ -291,7 +292,9 @@ def create_file(path: Path, content: Callable[[], bytes]) -> None:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, FILE_MODE)
-            file.write(content())
+            with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+                create_tables(db)
+                file.write(db.serialize())
             file.flush()
             os.fsync(descriptor)
         try:

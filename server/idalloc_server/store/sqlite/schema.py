@@ -6,9 +6,8 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from errno import ENOENT
-from functools import partial
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
@@ -96,7 +95,7 @@ def connect(
         folders += real_path.parent.parents
     check_locks(real_path)
     if creates:
-        create_file(real_path, partial(_new_content, path, create_tables))
+        create_file(real_path, lambda db: create_tables(db, path))
     elif not is_there(real_path):  # SQLite would delete a log without its file
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
     with ExitStack() as opened:
@@ -121,13 +120,6 @@ def connect(
             sync_folder(folder)
         opened.pop_all()
     return db, files
-
-
-def _new_content(path: Path, create_tables: Callable[[sqlite3.Connection, Path], None]) -> bytes:
-    """Return the content of a database with its tables and no row."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        create_tables(db, path)
-        return db.serialize()
 
 
 def roll_back(db: sqlite3.Connection) -> None:
