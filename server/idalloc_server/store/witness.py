@@ -80,7 +80,7 @@ def parse_mark(name: str, fields: Many[object]) -> WitnessMark:
         case [int(generation), int(value), int(step), str(token), str(gaps)] if (
             step and token and _GAPS.fullmatch(gaps)
         ):
-            return WitnessMark(generation, value, step, token, gaps)
+            return WitnessMark(generation, value, step, token=token, gaps=gaps)
     raise StoreRefused(f"the mark {name!r} of the witness was edited: {list(fields)}; delete that row of the witness")
 
 

@@ -33,6 +33,7 @@ from idalloc_server.domain.store.identity import (
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
+from idalloc_server.store.cluster.transport import Transport
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 
 # The modes of rows that a grant, and a grant of timestamps, can be taken from.
@@ -54,6 +55,7 @@ class ClusterStore(ABC):
     """
 
     address: str  # the cluster's address for people, without secrets
+    http: Transport
 
     def __post_init__(self) -> None:
         self._checked_generations: dict[str, int] = {}  # of sequences that were granted ids
@@ -93,13 +95,14 @@ class ClusterStore(ABC):
             seen = parts, identity
             await asyncio.sleep(SECOND_LOOK_SECONDS)
 
-    @abstractmethod
-    async def get(self, name: str) -> Row | None:
-        """See ``Store.get``."""
+    async def close(self) -> None:
+        await self.http.close()
 
     @abstractmethod
-    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
-        """See ``Store.give_back``."""
+    async def get(self, name: str) -> Row | None: ...
+
+    @abstractmethod
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool: ...
 
     async def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None

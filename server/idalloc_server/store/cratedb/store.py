@@ -267,9 +267,6 @@ class CrateStore(ClusterStore):
         rows = await self.http.read("SELECT CURRENT_TIMESTAMP")
         return float(rows[0][0]) / 1000
 
-    async def close(self) -> None:
-        await self.http.close()
-
 
 def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> Grant | None:
     if not rows:

@@ -197,7 +197,7 @@ class OpenSearchHttp(Transport):
     )
 
     def may_be_starting(self, error: StoreFailure) -> bool:
-        """See ``Transport.may_be_starting``. A node that starts answers anything else with 503."""
+        # A node that starts answers anything else with 503.
         return is_unauthorized(error) or isinstance(error, AliasUnknown)
 
     def refused(self, error: StoreFailure, subject: str) -> StoreRefused:

@@ -100,7 +100,7 @@ class Requests:
             none_for = (ROW_MISSING, CONFLICT)
         path = f"/{alias}/_update/{quote(key, safe='')}?{self._write}&_source={source}&{condition}"
         read = partial(read_update, tie=tie, none_for=none_for)
-        return Request("POST", path, json_body(tie.added_to(body)), read=read, subject=alias)
+        return Request("POST", path, json.dumps(tie.added_to(body)).encode(), read=read, subject=alias)
 
     def update_rows(self, updates: Sequence[RowUpdate]) -> Request[list[Outcome]]:
         """Update rows of sequences, each with its own outcome."""
@@ -179,7 +179,7 @@ class Requests:
             return parse(answer)
 
         path = f"/{alias}/_search?allow_partial_search_results=false"
-        content = json_body({"track_total_hits": False, **body})
+        content = json.dumps({"track_total_hits": False, **body}).encode()
         return Request("POST", path, content, read=reader(parse_checked, alias), subject=alias)
 
     def identity_check(self) -> Request[None]:
@@ -223,7 +223,7 @@ class Requests:
             lines.append({item.action: {"_id": item.key, **item.options}})
             if item.body is not None:
                 lines.append(tie.added_to(item.body))
-        content = b"".join(json_body(line) + b"\n" for line in lines)
+        content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
         read = partial(read, alias=alias, ties=ties)
         return Request("POST", f"/{alias}/_bulk?{self._write}", content, read=read, subject=alias)
 
@@ -236,8 +236,3 @@ def script(source: str, **parameters: object) -> dict[str, Any]:
 def upsert(source: str, **parameters: object) -> dict[str, Any]:
     """Return the body of an update of a row, or of its creation, by a script."""
     return {"scripted_upsert": True, "upsert": {}, **script(source, **parameters)}
-
-
-def json_body(body: object) -> bytes:
-    """Return a body, or a line of one."""
-    return json.dumps(body).encode()

@@ -20,7 +20,7 @@ from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.cluster.transport import raise_if_server_failed
 from idalloc_server.store.opensearch.http import INDEX_EXISTS, AliasMissing, OpenSearchHttp, read_answer
 from idalloc_server.store.opensearch.indices import Index
-from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
+from idalloc_server.store.opensearch.requests import MAX_HITS, Requests
 from idalloc_server.store.opensearch.results import OpenedIndex
 from idalloc_server.store.packed_settings import WITHOUT_DEMAND
 
@@ -158,7 +158,7 @@ def _problems_of_mapping(index: Index, found: StoredIndex) -> Iterator[str]:
 def _request(method: str, path: str, parse: Any, body: object = None, none_for: tuple[str, ...] = ()) -> Request[Any]:
     subject = "" if path.startswith("/_") else path.partition("?")[0].strip("/").removesuffix("-data")
     read = partial(read_answer, parse=parse, subject=subject, none_for=none_for)
-    return Request(method, path, None if body is None else json_body(body), read=read, subject=subject)
+    return Request(method, path, None if body is None else json.dumps(body).encode(), read=read, subject=subject)
 
 
 class _Release(NamedTuple):

@@ -127,10 +127,7 @@ class OpenSearchStore(ClusterStore):
         return None if source is None else parse_row(name, source)
 
     async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
-        """See ``Store.list``.
-
-        A row whose name is not its key would be left out of some lists: it fails all of them.
-        """
+        # A row whose name is not its key would be left out of some lists: it fails all of them.
         await self.http.send_read(self._requests.refresh(SEQUENCES))
         named = {"exists": {"field": "name"}}
         unnamed = {"bool": {"must_not": [named, {"ids": {"values": [CONFIRMATION]}}]}}
@@ -309,9 +306,6 @@ class OpenSearchStore(ClusterStore):
 
     async def now(self) -> float | None:
         return await self.http.send_read(setup.CLOCK)
-
-    async def close(self) -> None:
-        await self.http.close()
 
     async def _find(self, index: Index, body: Mapping[str, object]) -> Many[Hit]:
         return await self.http.send_read(self._requests.search(index, body, hits_of))

@@ -36,7 +36,7 @@ class JobThread:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
-        self.queue(partial(_run, loop, future, job, arguments))
+        self.queue(partial(_run, loop, future, partial(job, *arguments)))
         return future
 
     def queue(self, job: Callable[[], None]) -> None:
@@ -67,16 +67,14 @@ class JobThread:
             del job  # or it would live until the next one
 
 
-def _run(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], job: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+def _run(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], job: Callable[[], Any]) -> None:
     if future.cancelled():
         return
     try:
-        outcome = job(*arguments)
+        outcome = job()
     except BaseException as error:
         outcome = error
     with suppress(RuntimeError):  # the event loop is closed
         loop.call_soon_threadsafe(settle, future, outcome)
     # Or an error would keep itself in memory, by its traceback, this frame and the future.
-    del future, job, arguments, outcome
+    del future, job, outcome
