@@ -257,7 +257,7 @@ async def test_a_start_beside_another_one_is_no_loss(opener: Opener, is_used: bo
 async def open_beside(opener: Opener, step: int) -> bool:
     """Open the store, and as another process before one of the requests; return if it was sent."""
     store: Any = opener.new()
-    send = store.http._connections.exchange
+    send = store.http.connections.exchange
     sent = itertools.count()
 
     async def exchange(*arguments: Any, **options: Any) -> Any:
@@ -265,7 +265,7 @@ async def open_beside(opener: Opener, step: int) -> bool:
             await opener.open()
         return await send(*arguments, **options)
 
-    store.http._connections.exchange = exchange
+    store.http.connections.exchange = exchange
     await store.open()
     assert store.opened == (await opener.open()).opened
     return next(sent) > step

@@ -85,14 +85,13 @@ class ClusterStore(ABC):
         """
         seen: object = None
         while True:
-            parts = await self._inspect(opening)
-            identity = await self._identity(parts[0])
+            parts, identity = await self._inspect(opening)
             try:
                 return parts, check_parts(parts, identity, opening)
             except StartRefused:
                 if seen == (parts, identity):
                     raise
-            seen = parts, identity
+            seen = (parts, identity)
             await asyncio.sleep(SECOND_LOOK_SECONDS)
 
     async def close(self) -> None:
@@ -212,12 +211,13 @@ class ClusterStore(ABC):
         return grant
 
     @abstractmethod
-    async def _inspect(self, opening: Opening) -> list[Part]:
-        """Check the cluster and what it has of the store; return the parts, the sequences first."""
+    async def _inspect(self, opening: Opening) -> tuple[list[Part], Sequence | None]:
+        """Check the cluster and what it has of the store.
 
-    @abstractmethod
-    async def _identity(self, sequences: Part) -> Sequence | None:
-        """Return the settings in the row of the store's name, if there is one."""
+        Returns:
+            The parts, the sequences first; the settings in the row of the store's name, if there is
+            one.
+        """
 
     @abstractmethod
     async def _set_up(self, part: str, store: str, *, creates: bool) -> str:

@@ -78,20 +78,15 @@ class CrateStore(ClusterStore):
         self._joining: set[str] = set()  # the names whose last grant was complete, and not of RISING ids
         self._grants = JoinedWrites(self._send_grant, self._send_grants)
 
-    async def _inspect(self, opening: Opening) -> list[Part]:
+    async def _inspect(self, opening: Opening) -> tuple[list[Part], Sequence | None]:
         nodes = await check_cluster(self.http)
         parts = [await inspect(self.http, self.schema, table, nodes) for table in TABLES.values()]
         if "sequence" not in parts[2].lacks:
             copies = await self.http.read(self._sql.store_name, IDENTITY)
             self._copy = copies[0][0] if copies else ""
         parts[2] = parts[2]._replace(store=self._copy)
-        return parts
-
-    async def _identity(self, sequences: Part) -> Sequence | None:
-        if "settings" in sequences.lacks:
-            return None
-        rows = await self.http.read(self._sql.settings, IDENTITY)
-        return packed_settings.unpack(IDENTITY, {"settings": rows[0][0]}) if rows else None
+        rows = [] if "settings" in parts[0].lacks else await self.http.read(self._sql.settings, IDENTITY)
+        return parts, packed_settings.unpack(IDENTITY, {"settings": rows[0][0]}) if rows else None
 
     async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
         table = TABLES[part]

@@ -278,12 +278,16 @@ async def set_up(
     if found is None:
         raise StartRefused("store", f"the alias {alias} is missing; put it back")
     requests.windows[index.suffix] = int(found.settings.get("index.max_result_window", MAX_HITS))
+    put_mapping = partial(_request, "PUT", f"/{alias}/_mapping", dict)
     for name, mapping in index.fields.items() if store is not None else ():
         if name not in found.fields:
-            await _send_creation(http, _put_field(alias, name, mapping), alias)
+            await _send_creation(http, put_mapping({"properties": {name: mapping}}), alias)
     has = {
         field: found.fields.get(field, {}).get("type") == mapping["type"]
-        or (store is not None and await _send_optional(http, _put_field(alias, field, mapping), found, field))
+        or (
+            store is not None
+            and await _send_optional(http, put_mapping({"properties": {field: mapping}}), found, field)
+        )
         for field, mapping in index.optional.items()
     }
     requests.opened[alias] = OpenedIndex(found.name, found.uuid, has_nonce=has["nonce"])
@@ -296,7 +300,7 @@ async def set_up(
     # Another process may have created the sequences: then theirs is the name.
     if not store or found.store == store or (found.store and index.part == SEQUENCES):
         return found.store
-    named = _request("PUT", f"/{alias}/_mapping", dict, {"_meta": {**found.meta, "store": store}})
+    named = put_mapping({"_meta": {**found.meta, "store": store}})
     return store if await _send_optional(http, named, found, "name") else found.store
 
 
@@ -429,10 +433,6 @@ async def _send_optional(http: OpenSearchHttp, put: Request[Any], found: StoredI
         )
         return False
     return True
-
-
-def _put_field(alias: str, field: str, mapping: Mapping[str, Any]) -> Request[Any]:
-    return _request("PUT", f"/{alias}/_mapping", dict, {"properties": {field: mapping}})
 
 
 @contextmanager

@@ -57,21 +57,18 @@ class OpenSearchStore(ClusterStore):
         self._requests = Requests(self.prefix, self.timeout)
         self._updates = JoinedWrites(self._send_update, self._send_updates)
 
-    async def _inspect(self, opening: Opening) -> list[Part]:
+    async def _inspect(self, opening: Opening) -> tuple[list[Part], Sequence | None]:
         self._nodes = await setup.check_cluster(self.http)
         parts = [await setup.inspect(self.http, self._requests, index, nodes=self._nodes) for index in INDICES.values()]
         # Servers of older versions created the sequences last, and without the name of the store.
         missing = next((part for part in parts if part.is_missing), None)
         if missing and not (parts[0].is_missing or parts[0].store or opening.repairs):
             raise StartRefused("store", f"{missing.what} is missing; {REPAIR}")
-        return parts
-
-    async def _identity(self, sequences: Part) -> Sequence | None:
-        if sequences.is_missing:
-            return None
+        if parts[0].is_missing:
+            return parts, None
         with setup.usable(SEQUENCES.alias(self.prefix)):
             row = await self.get(IDENTITY)
-        return row.sequence if row else None
+        return parts, row.sequence if row else None
 
     async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
         index = INDICES[part]
