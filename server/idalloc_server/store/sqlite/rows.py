@@ -21,7 +21,7 @@ _COLUMNS = (
 )
 # A grant alone writes the demand.
 _ALL_COLUMNS = (*_COLUMNS, "demand")
-_INTEGER_COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms", "writes", "rev")
+_INTEGER = (int, type(None))
 _SELECT = f"SELECT {', '.join(_ALL_COLUMNS)} FROM sequences WHERE"
 # REPLACE would clear columns that another program added.
 _WRITE = (
@@ -189,24 +189,25 @@ def _with_times(row: Row) -> Row:
 
 
 def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
-    found = dict(zip(_ALL_COLUMNS, columns, strict=True))
-    name = found["name"]
-    if not all(isinstance(found[column], int | None) for column in _INTEGER_COLUMNS):
-        # A column of a SQLite table may hold any type.
-        raise SequenceInvalid(str(name), "a column that must be an integer has another type")
+    name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, writes, *others = columns
+    revision, revised_by, created_at, changed_at, demand = others
+    for each in (last_value, step, min_value, max_value, generation, lease_ms, writes, revision):
+        if not isinstance(each, _INTEGER):  # a column of a SQLite table may hold any type
+            raise SequenceInvalid(str(name), "a column that must be an integer has another type")
+    packed = {"step": step, "min_value": min_value, "max_value": max_value, "settings": settings}
     row = Row(
         name=name,
-        last_value=found["last_value"],
-        sequence=packed_settings.unpack(name, found),
-        generation=packed_settings.DEFAULT_GENERATION if found["generation"] is None else found["generation"],
-        lease_ms=found["lease_ms"] or 0,
-        revision=found["rev"] or 0,
-        revised_by=found["rev_by"] or "",
-        created_at=found["created_at"],
-        changed_at=found["changed_at"],
-        deleted=found["mode"] == packed_settings.DELETED,
+        last_value=last_value,
+        sequence=packed_settings.unpack(name, packed),
+        generation=packed_settings.DEFAULT_GENERATION if generation is None else generation,
+        lease_ms=lease_ms or 0,
+        revision=revision or 0,
+        revised_by=revised_by or "",
+        created_at=created_at,
+        changed_at=changed_at,
+        deleted=mode == packed_settings.DELETED,
     )
-    return _StoredRow(row, found["mode"], found["writes"] or 0, found["demand"])
+    return _StoredRow(row, mode, writes or 0, demand)
 
 
 def _read_for_grant(db: sqlite3.Connection, name: str) -> _StoredRow | None:
@@ -231,8 +232,10 @@ def _write_grant(
         (result.last_value, max(row.lease_ms, lease_ms), writes, packed_demand, row.name),
     )
     return Grant(
-        **result._asdict(),
+        last_value=result.last_value,
+        granted=result.granted,
         sequence=row.sequence,
+        remaining=result.remaining,
         generation=row.generation,
         version=(writes, result.last_value, row.generation),
         writes=writes,
