@@ -16,7 +16,7 @@ from bench.markdown import number, table
 from bench.turns import percentile
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.sequences.model import Sequence as Settings
+from idalloc_server.domain.sequences.sequence import Sequence as Settings
 from idalloc_server.domain.store.records import Row
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store

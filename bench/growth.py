@@ -32,7 +32,7 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.sequences.model import Sequence as Settings
+from idalloc_server.domain.sequences.sequence import Sequence as Settings
 from idalloc_server.domain.store.records import Grant, Row
 from idalloc_server.store.sqlite.store import SqliteStore
 

@@ -19,7 +19,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.store.health import StoreHealth
+from idalloc_server.domain.store.store_calls import StoreHealth
 from idalloc_server.listen.grpcio import GRPCIO
 from idalloc_server.listen.transport import TRANSPORTS, make_server
 from idalloc_server.node import garbage

@@ -21,7 +21,7 @@ from statistics import median
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Row
 from idalloc_server.store.sqlite.store import SqliteStore
 

@@ -12,8 +12,8 @@ from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
 from idalloc_server.domain.allocation import burned, high_water_marks, reserve, survey
 from idalloc_server.domain.document_ids import generator, start_timestamps
-from idalloc_server.domain.idempotency import allocator as idempotency
-from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.domain.idempotency import idempotent_allocator as idempotency
+from idalloc_server.domain.sequences import formats, sequence, validation
 from idalloc_server.files import descriptors
 from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
@@ -21,7 +21,7 @@ from idalloc_server.listen import connections, native, open_files, transport
 from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, items, request_stream, sequences, status
 from idalloc_server.settings.installed import installed
-from idalloc_server.store.cluster import connections as store_connections
+from idalloc_server.store.cluster import http_connections as store_connections
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
 from idalloc_xproto import (
@@ -398,7 +398,7 @@ LIMITS = {
         Limit("chunk of a stream, by default", number(id_allocator.DEFAULT_CHUNK), "the client sets `chunk_id_count`"),
         Limit(
             "an id",
-            f"{shown_number(model.MAX_ID)}, at least -{shown_number(-model.MIN_ID)}",
+            f"{shown_number(sequence.MAX_ID)}, at least -{shown_number(-sequence.MIN_ID)}",
             "SEQUENCE_EXHAUSTED; a bound beyond it is INVALID_REQUEST",
         ),
         Limit(
@@ -423,8 +423,8 @@ LIMITS = {
             "calls wait for the store",
         ),
         Limit("min_lease_size, max_lease_size", number(validation.MAX_LEASE_SIZE), _INVALID),
-        Limit("name", f"{model.MAX_NAME_BYTES} bytes of UTF-8", _INVALID),
-        Limit("step", f"2^{model.MAX_STEP.bit_length() - 1}, up or down", _INVALID),
+        Limit("name", f"{sequence.MAX_NAME_BYTES} bytes of UTF-8", _INVALID),
+        Limit("step", f"2^{sequence.MAX_STEP.bit_length() - 1}, up or down", _INVALID),
         Limit("format", f"{formats.MAX_TEMPLATE} characters; a width of {formats.MAX_WIDTH}", _INVALID),
         Limit("description", f"{number(validation.MAX_DESCRIPTION)} characters", _INVALID),
         Limit("labels", f"{validation.MAX_LABELS}, each key and value {validation.MAX_LABEL} characters", _INVALID),

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import idalloc
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.store.records import Row
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.urls import open_store, open_witness

@@ -11,7 +11,7 @@ import pytest
 import idalloc
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Row
 from idalloc_server.store.urls import open_store
 from tests.support.faults.faulty_node import ControlFile, ControlledClock, FaultyStore

@@ -14,7 +14,7 @@ import pytest
 
 import idalloc
 from idalloc_server.domain.allocation.allocator import CLOSE_CONCURRENCY
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR
 from tests.support.faults.local_clients import LoggedClients
 from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
 from tests.support.faults.scenario import Scenario

@@ -21,7 +21,7 @@ from idalloc_server.auth import access_file
 from idalloc_server.backup import export_file
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Reset, Sequence, name_of_period
 from idalloc_server.domain.store.records import Row
 from idalloc_server.settings import sources
 from idalloc_server.settings.installed import installed

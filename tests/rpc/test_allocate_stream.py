@@ -19,7 +19,7 @@ from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.turns import MAX_STORE_WAITS
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.rpc import request_stream
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served, serving
 from tests.rpc.test_batches import fill_lease, info_of

@@ -12,7 +12,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.rpc.batches import MAX_BATCH_REQUESTS
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served, serving
 from tests.rpc.test_quotas import ACCESS, call_options

@@ -13,7 +13,7 @@ from idalloc.v1 import error_reason_pb2, node_pb2
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain import errors
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.domain.sequences.sequence import MAX_ID
 from idalloc_server.telemetry.metrics import MAX_CAUSES
 from tests.rpc.conftest import Served, until
 from tests.support.fake_store import rejected

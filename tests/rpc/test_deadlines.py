@@ -13,7 +13,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc, sequences_pb2, sequences_pb2_grpc
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.document_ids.generator import MAX_SERIAL
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.rpc.conftest import Served
 from tests.support.memory_rows import Row
 from tests.support.rpc_errors import ENDED_DURING_WRITE

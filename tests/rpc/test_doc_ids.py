@@ -5,7 +5,7 @@ import pytest
 from google.protobuf.message import Message
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.domain.sequences.sequence import MAX_ID
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served
 from tests.support.rpc_errors import details_of
 

@@ -16,7 +16,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, Ordering, Reset, Sequence
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served
 from tests.rpc.test_batches import fill_lease
 from tests.support.fake_store import Fault

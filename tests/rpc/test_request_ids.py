@@ -9,7 +9,7 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Reset, Sequence
 from tests.rpc.conftest import Served, until
 from tests.support.fake_store import lost_reply
 from tests.support.memory_rows import Row

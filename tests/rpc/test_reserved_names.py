@@ -7,7 +7,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import sequences_pb2
-from idalloc_server.domain.store.reservation import reserved_row
+from idalloc_server.domain.store.name_holds import reserved_row
 from tests.rpc.conftest import Served
 from tests.rpc.test_batches import batch
 from tests.support.rpc_errors import details_of

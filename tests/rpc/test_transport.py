@@ -14,7 +14,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.domain.sequences.sequence import MAX_ID
 from idalloc_server.listen import transport as transports
 from idalloc_server.settings.model import Settings
 from tests.rpc.conftest import Served

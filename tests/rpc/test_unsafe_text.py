@@ -8,7 +8,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from idalloc.v1 import id_allocator_pb2
 from idalloc.v1 import sequences_pb2 as pb
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Row
 from tests.rpc.conftest import Served
 from tests.support.rpc_errors import Details, details_of

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, MIN_ID, Sequence
 from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, timestamp_grant
 
 EDGES = (2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, MAX_ID - 1, MAX_ID, MIN_ID, MIN_BIGINT, MIN_BIGINT + 1)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.domain.sequences.sequence import MAX_ID
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import RecordPosition, Retention

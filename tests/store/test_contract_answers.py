@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from idalloc_server.domain.errors import StoreRefused, StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Kind, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation, Revision
 from idalloc_server.store.urls import open_store

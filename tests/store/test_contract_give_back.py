@@ -2,7 +2,7 @@
 
 import asyncio
 
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.protocol import Store
 from tests.support.store_backends import Opener
 from tests.support.store_rows import grant, ids_of, new_row

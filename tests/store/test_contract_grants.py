@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequences.model import MAX_ID, Kind, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, Revision
 from tests.store.conftest import ALL

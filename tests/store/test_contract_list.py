@@ -2,7 +2,7 @@
 
 import pytest
 
-from idalloc_server.domain.sequences.model import Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Kind, Sequence, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from tests.store.conftest import ALL

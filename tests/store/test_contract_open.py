@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from tests.support.fake_store import FakeClock

@@ -8,9 +8,9 @@ from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.errors import SequenceDeleted
-from idalloc_server.domain.sequences.model import Reset
+from idalloc_server.domain.sequences.sequence import Reset
+from idalloc_server.domain.store.name_holds import SequenceReserved, is_reserved
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.reservation import SequenceReserved, is_reserved
 from tests.store.conftest import ALL
 from tests.store.test_first_use import CONFIG
 from tests.support.fake_store import FakeClock

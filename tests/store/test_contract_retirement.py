@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row, retiring_revision

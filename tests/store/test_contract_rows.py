@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, MIN_ID, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from tests.store.conftest import ALL, BACKENDS

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.sequences.model import Kind, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Grant, GrantFloor
 from tests.store.conftest import ALL

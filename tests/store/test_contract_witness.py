@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import StoreFailure
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR
+from idalloc_server.domain.sequences.sequence import MAX_ID, PERIOD_SEPARATOR
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.witness.marks import START, Replacement, Witness, WitnessMark
 from tests.store.conftest import ALL

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, SequenceNotFound, StoreOutcomeUnknown, StoreRetired
-from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, Ordering, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.retirement import RETIRED_BY, retirement_row

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.domain.sequences.sequence import MAX_ID
 from idalloc_server.domain.store.records import Demand
 from idalloc_server.store.packed_settings import pack_demand, unpack_demand
 

@@ -8,7 +8,7 @@ from idalloc._core import calls, pool
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, issued
 from idalloc_server.domain.document_ids import generator, start_timestamps
-from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.domain.sequences import formats, sequence, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.http.status_page import page
 from idalloc_server.listen import transport
@@ -53,9 +53,9 @@ def bounds(setting: str) -> str:
 
 def of_protos() -> Claims:
     """Return the claims for comments of messages, fields, RPCs and enum values."""
-    plain = model.Sequence()
-    name = f"1 to {model.MAX_NAME_BYTES} bytes of UTF-8"
-    id_range = f"{power(model.MIN_ID)} to {power(model.MAX_ID)}"
+    plain = sequence.Sequence()
+    name = f"1 to {sequence.MAX_NAME_BYTES} bytes of UTF-8"
+    id_range = f"{power(sequence.MIN_ID)} to {power(sequence.MAX_ID)}"
     lease_sizes = f"0 to {number(validation.MAX_LEASE_SIZE)}"
     texts, chunk = number(items.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
     mysql = f"1 to {generator.MAX_STEP}"
@@ -70,7 +70,9 @@ def of_protos() -> Claims:
             f"at most {validation.MAX_LABELS}, each key and value at most {validation.MAX_LABEL} characters"
         ],
         "Sequence.start": [f"For timestamps it is always {plain.start}."],
-        "Sequence.step": [f"{power(-model.MAX_STEP)} to {power(model.MAX_STEP)}, not 0. The default is {plain.step}."],
+        "Sequence.step": [
+            f"{power(-sequence.MAX_STEP)} to {power(sequence.MAX_STEP)}, not 0. The default is {plain.step}."
+        ],
         "Sequence.min_value": [
             f"{id_range}. The default is {plain.min_value}.",
             f"For timestamps it is always {plain.min_value}.",
@@ -84,7 +86,7 @@ def of_protos() -> Claims:
             f"beyond {power(validation.MAX_JSON_SAFE)} on either side of 0",
         ],
         "Sequence.offset": ["1 to increment"],
-        "Sequence.increment": [f"1 to {power(model.MAX_STEP)}."],
+        "Sequence.increment": [f"1 to {power(sequence.MAX_STEP)}."],
         "Sequence.min_lease_size": [f"{lease_sizes}; 0 (unset) means as many"],
         "Sequence.max_lease_size": [
             f"{lease_sizes}; 0 (unset) means the server's setting max_reserved_ids "
@@ -158,8 +160,8 @@ def of_documents() -> Claims:
 
     Documents link to the reference. They state a number only where their readers need it to decide.
     """
-    plain = model.Sequence()
-    largest, reserve = power(model.MAX_ID), f"{reserve_factor():g} times `outage_reserve`"
+    plain = sequence.Sequence()
+    largest, reserve = power(sequence.MAX_ID), f"{reserve_factor():g} times `outage_reserve`"
     lease = f"must be at least {lease_factor():g} times"
     [policy] = json.loads((ROOT / "client/idalloc/v1/service_config.json").read_text())["methodConfig"]
     retries = policy["retryPolicy"]

@@ -25,7 +25,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnreachable,
 )
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store.identity import (
     ALLOCATIONS,
     IDENTITY,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import (

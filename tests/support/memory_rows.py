@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceInvalid
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.domain.store.records import Row as StoredRow
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Reset, Sequence
 from tests.support.virtual_nodes import (
     CONFIG,
     Call,

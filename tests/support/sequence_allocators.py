@@ -8,7 +8,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.lease import IdRange
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import MemoryStore
 from tests.support.memory_rows import Row
 

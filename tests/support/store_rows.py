@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Any
 
-from idalloc_server.domain.sequences.model import Ordering, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Grant, Row
 

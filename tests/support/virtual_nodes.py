@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import MemoryStore
 from tests.support.sequence_allocators import make
 from tests.support.virtual_time import VirtualTimeLoop

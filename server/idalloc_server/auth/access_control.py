@@ -36,7 +36,7 @@ from idalloc_server.auth.turns import StreamShare
 from idalloc_server.domain.allocation.config import admit_creation
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBurned, RequestIdReused
-from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
+from idalloc_server.domain.sequences.sequence import MAX_NAME_BYTES
 
 # How often a stream that waits for its quota checks whether it must end.
 STREAM_POLL_SECONDS = 0.2

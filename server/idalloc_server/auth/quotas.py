@@ -9,7 +9,7 @@ from typing import Any
 from idalloc_server.auth.access import AccessPolicy, Identity
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded
-from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
+from idalloc_server.domain.sequences.sequence import MAX_NAME_BYTES
 
 # A bucket holds the tokens of one second, which a call may take at once.
 BURST_SECONDS = 1.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from idalloc_server.backup.export_file import ExportedSequence, ExportFile, Problem
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.sequences.model import MAX_ID, Sequence, check_name
+from idalloc_server.domain.sequences.sequence import MAX_ID, Sequence, check_name
 from idalloc_server.domain.store.records import Row
 
 _DIGITS = re.compile(r"[+-]?[0-9]{1,40}")

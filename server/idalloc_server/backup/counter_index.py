@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import StoreFailure, StoreRefused, StoreUnavailable
-from idalloc_server.store.cluster.connections import Request, one_line
+from idalloc_server.store.cluster.http_connections import Request, one_line
 from idalloc_server.store.opensearch.http import INDEX_MISSING, OpenSearchHttp, read_answer
 
 _PAGE = 1_000

@@ -20,11 +20,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from idalloc_server.domain.document_ids.start_timestamps import TIMESTAMP_END
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.calendar import check_period
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence, check_name
+from idalloc_server.domain.sequences.sequence import (
+    MAX_ID,
+    PERIOD_SEPARATOR,
+    Kind,
+    Ordering,
+    Reset,
+    Sequence,
+    check_name,
+)
 from idalloc_server.domain.sequences.text import escaped, replaced
 from idalloc_server.domain.sequences.validation import resolve_settings
+from idalloc_server.domain.store.name_holds import is_reserved
 from idalloc_server.domain.store.records import Row
-from idalloc_server.domain.store.reservation import is_reserved
 from idalloc_server.domain.store.retirement import RETIRED_BY
 
 FORMAT = 1

@@ -8,11 +8,11 @@ from idalloc_server.backup.export_file import ExportedSequence, ExportFile, Prob
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import InvalidRequest, SequenceDeleted, SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.sequences.validation import changed_bound, check_change
+from idalloc_server.domain.store.name_holds import RESERVED_BY, is_reserved, reserved_row, settings_before
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
-from idalloc_server.domain.store.reservation import RESERVED_BY, is_reserved, reserved_row, settings_before
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, raise_if_retired
 
 _ATTEMPTS = 10

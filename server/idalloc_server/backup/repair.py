@@ -6,11 +6,11 @@ from uuid import uuid4
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Sequence, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY
+from idalloc_server.domain.store.name_holds import reserved_row
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision
-from idalloc_server.domain.store.reservation import reserved_row
 from idalloc_server.domain.witness.comparison import marks
 from idalloc_server.domain.witness.marks import START, Witness
 

@@ -13,7 +13,7 @@ import typer
 
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, check_name
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, check_name
 from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.binding import open_with_witness

@@ -2,7 +2,7 @@
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 
 # Added to the TTL of a lease: during it, the clocks of two machines may drift apart by this much.

@@ -29,7 +29,7 @@ from idalloc_server.auth.call_types import Context, IdleStreamLeft, MessageStrea
 from idalloc_server.auth.rejected_callers import DelayedAnswers
 from idalloc_server.auth.turns import StreamShare
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
-from idalloc_server.domain.store.health import StoreHealth
+from idalloc_server.domain.store.store_calls import StoreHealth
 from idalloc_server.listen.grpcio import GrpcTransport
 from idalloc_server.rpc import status
 from idalloc_server.rpc.draining import Draining

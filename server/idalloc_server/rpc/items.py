@@ -27,7 +27,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator, with_date
 from idalloc_server.domain.sequences.formats import compile_format
-from idalloc_server.domain.sequences.model import Reset
+from idalloc_server.domain.sequences.sequence import Reset
 from idalloc_server.notices import generated_ids
 from idalloc_server.rpc.status import Status
 

@@ -18,8 +18,8 @@ from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.administration.service import ChangeResult, SequenceService
 from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
-from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
 from idalloc_server.domain.sequences.patterns import Patterns
+from idalloc_server.domain.sequences.sequence import Kind, Ordering, Reset
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import MAX_ID, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, Sequence
 from idalloc_server.store.packed_settings import DEFAULT_MIN_VALUE
 
 # The lowest BIGINT that CrateDB stores.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence
 from idalloc_server.domain.store.records import Demand
 
 DEFAULT_STEP = 1

@@ -18,7 +18,7 @@ from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.witness import check_files, check_hosts, refused_as_witness
 
 if TYPE_CHECKING:
-    from idalloc_server.store.cluster.transport import Transport
+    from idalloc_server.store.cluster.http_transport import Transport
     from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.opensearch.http import OpenSearchHttp
 
@@ -81,10 +81,12 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
     if kind == "crate":
         from idalloc_server.store.cratedb.store import CrateStore
 
-        return CrateStore(*crate_http(url, timeout))
+        address, crate, schema = crate_http(url, timeout)
+        return CrateStore(address, crate, schema)
     from idalloc_server.store.opensearch.store import OpenSearchStore
 
-    return OpenSearchStore(*_opensearch_http(url, kind, timeout), timeout)
+    address, http, prefix = _opensearch_http(url, kind, timeout)
+    return OpenSearchStore(address, http, prefix, timeout)
 
 
 def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
@@ -118,10 +120,12 @@ def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
         if kind == "crate":
             from idalloc_server.store.cratedb.witness import CrateWitness
 
-            return CrateWitness(*crate_http(url, timeout))
+            address, crate, schema = crate_http(url, timeout)
+            return CrateWitness(address, crate, schema)
         from idalloc_server.store.opensearch.witness import OpenSearchWitness
 
-        return OpenSearchWitness(*_opensearch_http(url, kind, timeout), timeout)
+        address, http, prefix = _opensearch_http(url, kind, timeout)
+        return OpenSearchWitness(address, http, prefix, timeout)
 
 
 def check_apart(witness: str, file: Path, what: str) -> None:

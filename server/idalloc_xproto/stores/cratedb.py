@@ -31,7 +31,7 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreUnreachable,
 )
-from idalloc_server.domain.store.batches import Batches
+from idalloc_server.domain.store.store_calls import Batches
 from idalloc_server.store.cratedb.http import CrateHttp, Row, may_answer_soon
 from idalloc_server.store.cratedb.schema import KEY_COLUMNS, set_up_all
 from idalloc_server.store.cratedb.tables import Table

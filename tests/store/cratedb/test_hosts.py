@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable
 import pytest
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreUnavailable, StoreUnreachable
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Revision
-from idalloc_server.store.cluster.transport import HostTimeouts
+from idalloc_server.store.cluster.http_transport import HostTimeouts
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.store import CrateStore
 from tests.store.cratedb.conftest import ADD, READ, MakeHttp

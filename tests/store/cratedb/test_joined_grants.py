@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import GrantLost, SequenceDeleted, StoreExchanged, StoreOutcomeUnknown
-from idalloc_server.domain.sequences.model import Ordering, Sequence
+from idalloc_server.domain.sequences.sequence import Ordering, Sequence
 from idalloc_server.domain.store.records import Grant
 from idalloc_server.store.cluster import joined_writes
 from idalloc_server.store.cluster.joined_writes import MAX_JOINED, MAX_REQUESTS

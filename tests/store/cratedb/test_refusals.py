@@ -21,7 +21,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand
-from idalloc_server.store.cluster.transport import HostTimeouts
+from idalloc_server.store.cluster.http_transport import HostTimeouts
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store

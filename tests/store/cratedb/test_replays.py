@@ -8,7 +8,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from idalloc_server.domain.sequences.model import Kind, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation, Revision
 from idalloc_server.domain.store.retention import Retention

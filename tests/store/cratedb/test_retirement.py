@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRetired, StoreUnavailable
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision
 from tests.store.conftest import CRATEDB

@@ -12,10 +12,10 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from idalloc_server.domain.sequences.model import Kind, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation, Revision
-from idalloc_server.store.cluster.transport import HostTimeouts
+from idalloc_server.store.cluster.http_transport import HostTimeouts
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.store import OpenSearchStore
 from idalloc_server.store.urls import open_store

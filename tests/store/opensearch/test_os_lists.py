@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreRefused
-from idalloc_server.domain.sequences.model import name_of_period
+from idalloc_server.domain.sequences.sequence import name_of_period
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StartRefused, StoreAnsweredError, StoreRefused
-from idalloc_server.domain.sequences.model import Kind, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation, Revision
 from tests.store.conftest import OPENSEARCH

@@ -9,11 +9,11 @@ import pytest
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retirement import RETIREMENT
-from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.http_connections import Request, WrongAnswer
 from idalloc_server.store.opensearch import scripts
 from idalloc_server.store.opensearch.http import AliasUnknown, OpenSearchHttp
 from idalloc_server.store.opensearch.indices import SEQUENCES
-from idalloc_server.store.opensearch.requests import Item, Requests, RowUpdate, script
+from idalloc_server.store.opensearch.requests import BulkItem, Requests, RowUpdate, script
 from idalloc_server.store.opensearch.results import OpenedIndex, Written, WrongItems
 from idalloc_server.store.opensearch.store import OpenSearchStore
 
@@ -74,7 +74,7 @@ async def test_every_write_needs_an_alias_and_ends_before_its_caller() -> None:
     writes = (
         REQUESTS.update(SEQUENCES, *GRANT),
         REQUESTS.update_rows([GRANT, GRANT._replace(name="t")]),
-        REQUESTS.bulk(SEQUENCES, [Item("r", action="delete", options={"if_seq_no": 1, "if_primary_term": 1})]),
+        REQUESTS.bulk(SEQUENCES, [BulkItem("r", action="delete", options={"if_seq_no": 1, "if_primary_term": 1})]),
         await sent(lambda store: store.grant("s", 1, 1000)),
         await sent(lambda store: store.give_back("s", 1, (1, 2, 3))),
         await sent(lambda store: store.raise_start(1, 2)),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StartRefused, StoreFailure, StoreOutcomeUnknown
-from idalloc_server.domain.sequences.model import Kind, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation, Revision
 from idalloc_server.domain.store.retention import Retention

@@ -3,7 +3,7 @@
 import pytest
 
 from idalloc_server.domain.errors import StoreFailure
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.store.conftest import OPENSEARCH
 from tests.support.opensearch.backend import RECIPE, OpenSearchBackend
 from tests.support.store_backends import Opener

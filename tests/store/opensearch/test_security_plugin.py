@@ -19,7 +19,7 @@ from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, Store
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.domain.store.retention import Retention
-from idalloc_server.store.cluster.connections import Request
+from idalloc_server.store.cluster.http_connections import Request
 from idalloc_server.store.opensearch.http import read_answer
 from idalloc_server.store.opensearch.indices import INDICES
 from idalloc_server.store.urls import open_index, open_store

@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreWentBackwards,
 )
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.store.sqlite.database import MAX_JOINED_WRITES
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import HeldDatabase, deny_commit, execute

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
-from idalloc_server.store.sqlite.errors import failure_of
+from idalloc_server.store.sqlite.failures import failure_of
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import execute
 from tests.support.fake_store import FakeClock

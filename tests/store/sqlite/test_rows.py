@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreRefused, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import RecordedAllocation, Revision
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import execute, last_granted

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import execute, last_granted, pragma
 from tests.support.fake_store import FakeClock

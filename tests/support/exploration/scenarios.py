@@ -5,7 +5,7 @@ from typing import Any
 
 from idalloc_server.backup.export_file import header_line, row_line
 from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
-from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
+from idalloc_server.domain.sequences.sequence import Kind, Ordering, Reset
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.records import Demand
 from tests.support.exploration.node import ExploredNode, MessageConnection

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from idalloc_server.domain.allocation import reserve
 from idalloc_server.domain.errors import GrantLost, Refusal, StartRefused, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.exploration.node import READS, ExploredNode, Message
 from tests.support.fake_store import Backup, MemoryStore
 from tests.support.fake_witness import MemoryWitness

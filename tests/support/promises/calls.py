@@ -11,7 +11,7 @@ from idalloc_server.backup.exporter import retire
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused
-from idalloc_server.domain.sequences.model import Reset
+from idalloc_server.domain.sequences.sequence import Reset
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Row
 from tests.support.promises.checker import PromiseChecker

@@ -9,7 +9,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.errors import Refusal, RequestIdBurned, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Kind, Reset, Sequence, name_of_period
 from tests.support.memory_rows import Row
 from tests.support.promises.effects import EffectiveAdvance, EffectiveChange
 from tests.support.simulation.node import CONFIG, EPOCH_WALL, REQUEST_ID_WINDOW, Node

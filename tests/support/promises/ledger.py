@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreOutcomeUnknown, StoreWentBackwards
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store.records import FIRST_USE, NO_FLOOR, Demand, Grant, GrantFloor, Row, RowVersion
 from tests.support.forwarding_store import ForwardingStore
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import StoreWentBackwards
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from tests.support.promises.calls import CheckedCalls, unless_refused

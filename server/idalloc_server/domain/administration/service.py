@@ -32,8 +32,8 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import ParsedId, compile_format
-from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.patterns import Patterns
+from idalloc_server.domain.sequences.sequence import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.validation import (
     bound_passed,
     changed_bound,
@@ -41,10 +41,11 @@ from idalloc_server.domain.sequences.validation import (
     check_texts,
     resolve_settings,
 )
-from idalloc_server.domain.store.protocol import Store, within_timeout
+from idalloc_server.domain.store.name_holds import is_reserved, raise_if_reserved, settings_before
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
-from idalloc_server.domain.store.reservation import is_reserved, raise_if_reserved, settings_before
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired
+from idalloc_server.domain.store.store_calls import within_timeout
 
 # Attempts of a change if concurrent changes interfere.
 ATTEMPTS = 5

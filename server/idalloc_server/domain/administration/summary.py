@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from idalloc_server.domain.sequences.calendar import period_end
-from idalloc_server.domain.sequences.model import Kind, Reset, name_of_period
+from idalloc_server.domain.sequences.sequence import Kind, Reset, name_of_period
 from idalloc_server.domain.store.records import Row
 
 _YEAR_10000 = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400

@@ -14,7 +14,7 @@ from idalloc_server.domain.allocation.survey import Survey, survey
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import ServerDraining, StoreUnavailable
 from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, check_name
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, check_name
 from idalloc_server.domain.store.protocol import Store
 
 # A sequence that issued nothing between two checks is closed. They are ``outage_reserve`` apart if

@@ -8,8 +8,8 @@ from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.allocation.issued import Issuer
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.store_calls import StoreHealth
 from idalloc_server.telemetry.metrics import Timings
 
 # Called before the first use of a sequence creates it; raises a ``Refusal`` if its caller may not.

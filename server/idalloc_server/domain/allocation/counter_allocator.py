@@ -34,11 +34,11 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Reset, Sequence, name_of_period
 from idalloc_server.domain.sequences.text import check_text
-from idalloc_server.domain.store.protocol import within_timeout
+from idalloc_server.domain.store.name_holds import raise_if_reserved
 from idalloc_server.domain.store.records import FIRST_USE, Demand, Grant, Row, RowVersion
-from idalloc_server.domain.store.reservation import raise_if_reserved
+from idalloc_server.domain.store.store_calls import within_timeout
 from idalloc_server.domain.witness.chain import WitnessOvertaken
 
 _T = TypeVar("_T")

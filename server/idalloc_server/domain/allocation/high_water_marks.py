@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, counts_ids, name_of_period
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Reset, counts_ids, name_of_period
 from idalloc_server.domain.store.records import NO_FLOOR, Grant, GrantFloor, Row
 
 # A warning is logged at this share of max_sequences.

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Grant, RowVersion
 
 _DEFAULTS = Sequence()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Demand
 
 # A counter in use holds the use of this many ``outage_reserve``, and this many largest calls.

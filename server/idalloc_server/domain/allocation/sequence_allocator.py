@@ -12,9 +12,9 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import LeaseExpired, ServerDraining, StoreUnavailable
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.calendar import period_at, period_end
-from idalloc_server.domain.sequences.model import Reset
-from idalloc_server.domain.store.protocol import within_timeout
+from idalloc_server.domain.sequences.sequence import Reset
 from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.store_calls import within_timeout
 
 # A node opens the next period's counter this many times outage_reserve before the period, at a
 # moment of its own.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.sequences.calendar import period_end
-from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Reset, Sequence
 
 # How many sequences are visited at once, and the pause before the next ones: at most a fiftieth of
 # the time is used.

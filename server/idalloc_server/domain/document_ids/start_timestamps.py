@@ -13,8 +13,9 @@ import structlog
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused, StoreRetired
-from idalloc_server.domain.store.protocol import Store, within_timeout
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Claim
+from idalloc_server.domain.store.store_calls import within_timeout
 
 # The first timestamp (in 2106) that does not fit in 8 hexadecimal characters.
 TIMESTAMP_END = 2**32

@@ -26,11 +26,11 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format
-from idalloc_server.domain.sequences.model import Reset
-from idalloc_server.domain.store.batches import Batches
-from idalloc_server.domain.store.protocol import Store, within_timeout
+from idalloc_server.domain.sequences.sequence import Reset
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import SeenRecords
+from idalloc_server.domain.store.store_calls import Batches, within_timeout
 
 # The most answers that one statement records.
 MAX_BATCH_ROWS = 200

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.check_digits import CHECK_ALGORITHMS, CheckAlgorithm
-from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MIN_ID, Reset, Sequence
 
 MAX_TEMPLATE = 200
 MAX_PREFIX = 65535

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.calendar import load_zone
 from idalloc_server.domain.sequences.formats import compile_format
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
 from idalloc_server.domain.sequences.text import check_text
 
 # The largest integer that JavaScript and doubles represent exactly.

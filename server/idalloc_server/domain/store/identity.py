@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import RecordedAllocation, Revision, Row
 
 # The names of the parts.

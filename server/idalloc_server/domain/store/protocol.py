@@ -1,12 +1,10 @@
 """The interface of a store, and the guarantees that every store gives."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Many
 from typing import Protocol, TypeVar
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.records import (
     NO_FLOOR,
@@ -265,17 +263,3 @@ async def all_rows(store: Store, *, with_periods: bool) -> AsyncIterator[Row]:
         if len(rows) < _PAGE_ROWS:
             return
         after = rows[-1].name
-
-
-async def within_timeout(timeout: float, call: Awaitable[_T], who: str = "the store") -> _T:
-    """Await a store call for ``timeout`` seconds.
-
-    Raises:
-        StoreOutcomeUnknown: The store did not answer in time. The call may have been applied, or
-            may be later.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            return await call
-    except TimeoutError:
-        raise StoreOutcomeUnknown(f"{who} did not answer within {timeout:g} s") from None

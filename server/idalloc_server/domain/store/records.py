@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 
 
 class Demand(NamedTuple):

@@ -7,7 +7,7 @@ Its tombstone means that the retirement was undone.
 from datetime import UTC, datetime
 
 from idalloc_server.domain.errors import StoreRetired
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.records import Revision, Row
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
-from idalloc_server.domain.store.batches import Batches
-from idalloc_server.domain.store.protocol import within_timeout
+from idalloc_server.domain.store.store_calls import Batches, within_timeout
 from idalloc_server.domain.witness.gaps import Gap, format_gaps, parse_gaps, take_from_gap
 from idalloc_server.domain.witness.marks import Replacement, Witness, WitnessMark
 

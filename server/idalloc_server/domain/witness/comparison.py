@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, counts_ids
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, counts_ids
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store, all_rows
 from idalloc_server.domain.store.records import Row

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR
 
 # The beginning of the names of the marks of start timestamps; a prefix follows.
 START = f"{PERIOD_SEPARATOR}start "

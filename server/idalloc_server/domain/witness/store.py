@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreWentBackwards,
 )
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, counts_ids
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Reset, Sequence, counts_ids
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import (

@@ -18,7 +18,7 @@ from idalloc_server.domain.errors import (
     StoreRetired,
     StoreUnavailable,
 )
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.identity import (
     ANY_STORE,
     IDENTITY,
@@ -33,7 +33,7 @@ from idalloc_server.domain.store.identity import (
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
-from idalloc_server.store.cluster.transport import Transport
+from idalloc_server.store.cluster.http_transport import Transport
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 
 # The modes of rows that a grant, and a grant of timestamps, can be taken from.

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreFailure
-from idalloc_server.domain.store.batches import settle
+from idalloc_server.domain.store.store_calls import settle
 
 MAX_REQUESTS = 8
 MAX_JOINED = 64  # the most writes of a request

@@ -21,9 +21,9 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreRefused,
 )
-from idalloc_server.store.cluster.connections import Request, WrongAnswer, one_line
 from idalloc_server.store.cluster.hosts import Host
-from idalloc_server.store.cluster.transport import Transport, is_unauthorized
+from idalloc_server.store.cluster.http_connections import Request, WrongAnswer, one_line
+from idalloc_server.store.cluster.http_transport import Transport, is_unauthorized
 from idalloc_server.store.cluster.write_mark import WriteMark
 
 _HTTP_OK = 200

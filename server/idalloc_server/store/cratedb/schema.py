@@ -23,7 +23,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.store.identity import IDENTITY, Part, name_in
 from idalloc_server.store import packed_settings
-from idalloc_server.store.cluster.transport import raise_if_server_failed
+from idalloc_server.store.cluster.http_transport import raise_if_server_failed
 from idalloc_server.store.cratedb.http import CrateHttp, quoted
 from idalloc_server.store.cratedb.tables import Table
 
@@ -50,7 +50,7 @@ _NOT_NULL = ("NO", False)
 
 
 class _Column(NamedTuple):
-    """A column in information_schema; constraints refer to it by ``position``."""
+    """A column in information_schema, as ``_COLUMNS`` has it; constraints name its position."""
 
     name: str
     is_nullable: str | bool
@@ -201,7 +201,7 @@ async def inspect(http: CrateHttp, schema: str, table: Table, nodes: int | None)
         if await http.read(KEY_COLUMNS, *where) != [[table.key]]:
             why = f"its primary key must be {table.key} alone; choose another schema (?schema=…)"
             raise _refused(schema, table, why)
-        columns = [_Column(*row) for row in await http.read(_COLUMNS, *where)]
+        columns = [_Column._make(row) for row in await http.read(_COLUMNS, *where)]
         settings = await http.read(_SETTINGS, *where)
         for problem in _problems_of_settings(schema, table, settings, columns):
             raise _refused(schema, table, problem)

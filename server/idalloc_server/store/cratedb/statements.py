@@ -15,7 +15,8 @@ They follow from what a live CrateDB 6.4.3 did:
 
 import re
 
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind
+from idalloc_server.domain.sequences.sequence import MAX_ID, PERIOD_SEPARATOR, Kind
+from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.store.bounds import MIN_BIGINT
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS_MARKS
 from idalloc_server.store.packed_settings import (
@@ -41,7 +42,7 @@ REVISE = (
     *("step", "min_value", "max_value", "settings", "mode"),
     *("ends_leases", "generation", "by", "at"),
 )
-ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node, window_ms"
+ALLOCATION = ", ".join(RecordedAllocation._fields)
 _MARK = "name, generation, value, step, token, gaps"
 
 _RESULT = "last_value, granted, step, min_value, max_value, settings, mode, generation, writes, _seq_no, _primary_term"

@@ -13,7 +13,7 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreWentBackwards,
 )
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.identity import (
     ALLOCATIONS,
     IDENTITY,
@@ -40,7 +40,7 @@ from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, lattice
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
 from idalloc_server.store.cluster.joined_writes import JoinedWrites
-from idalloc_server.store.cluster.rows import columns_of, generation_of, milliseconds, parse_grant, parse_row
+from idalloc_server.store.cluster.row_fields import columns_of, generation_of, milliseconds, parse_grant, parse_row
 from idalloc_server.store.cratedb import statements
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.schema import check_cluster, inspect, set_up
@@ -205,11 +205,11 @@ class CrateStore(ClusterStore):
         values = [value for allocation in allocations for value in allocation]
         rows = await self.http.write(self._sql.record(len(allocations)), *values)
         # If one of several rows fails, CrateDB reports no error; the row is missing.
-        return {row[0]: RecordedAllocation(*row) for row in rows}
+        return {row[0]: RecordedAllocation._make(row) for row in rows}
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
         rows = await self.http.read(self._sql.recorded, request_id)
-        return RecordedAllocation(*rows[0]) if rows else None
+        return RecordedAllocation._make(rows[0]) if rows else None
 
     async def newest_recorded(self) -> RecordPosition | None:
         # Without a refresh, two copies of the table could answer with positions that go back.
@@ -219,7 +219,8 @@ class CrateStore(ClusterStore):
 
     async def recorded_ends(self) -> Many[RecordedEnd]:
         await self.http.read(self._sql.refresh_allocations)
-        return [RecordedEnd(*row) for row in await self.http.read(self._sql.recorded_ends)]
+        rows = await self.http.read(self._sql.recorded_ends)
+        return [RecordedEnd(sequence, period, step, last_id) for sequence, period, step, last_id in rows]
 
     async def count_recorded(self, limit: int) -> int:
         [(count,)] = await self.http.read(self._sql.count_allocations)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.store.cluster.connections import Request, one_line
-from idalloc_server.store.cluster.transport import Transport, is_unauthorized
+from idalloc_server.store.cluster.http_connections import Request, one_line
+from idalloc_server.store.cluster.http_transport import Transport, is_unauthorized
 
 ROW_MISSING = "document_missing_exception"
 INDEX_MISSING = "index_not_found_exception"

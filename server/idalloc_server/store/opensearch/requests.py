@@ -10,7 +10,7 @@ from urllib.parse import quote
 from idalloc_server.domain.errors import StoreExchanged
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.records import RowVersion
-from idalloc_server.store.cluster.connections import Request
+from idalloc_server.store.cluster.http_connections import Request
 from idalloc_server.store.opensearch import scripts
 from idalloc_server.store.opensearch.http import CONFLICT, ROW_MISSING, read_answer
 from idalloc_server.store.opensearch.indices import SEQUENCES, Index
@@ -40,7 +40,7 @@ _MISSING = CONFIRMATION + "ed"  # the key of a document that does not exist
 _T = TypeVar("_T")
 
 
-class Item(NamedTuple):
+class BulkItem(NamedTuple):
     """An item of ``_bulk``; ``body`` is None for an action without one."""
 
     key: str
@@ -106,7 +106,7 @@ class Requests:
         """Update rows of sequences, each with its own outcome."""
         # A list of fields is refused in the options.
         items = [
-            Item(
+            BulkItem(
                 update.name,
                 {**update.body, "_source": [*update.fields.split(","), "nonce"]},
                 options={"retry_on_conflict": _RETRIES},
@@ -118,7 +118,7 @@ class Requests:
     def bulk(
         self,
         index: Index,
-        items: Sequence[Item],
+        items: Sequence[BulkItem],
         expected: Collection[str] = (ROW_MISSING, CONFLICT),
         *,
         is_whole: bool = False,
@@ -133,7 +133,7 @@ class Requests:
 
         Another document is last: its write confirms them.
         """
-        items = [*(Item(key, body) for key in keys), Item(CONFIRMATION, {**body, "upsert": {}})]
+        items = [*(BulkItem(key, body) for key in keys), BulkItem(CONFIRMATION, {**body, "upsert": {}})]
         return self.bulk(index, items, expected=(ROW_MISSING,), is_whole=True)
 
     def change_missing(self, index: Index) -> tuple[Request[Any], Request[Any]]:
@@ -145,9 +145,9 @@ class Requests:
         touch = script(scripts.TOUCH)
         written = {"if_seq_no": 0, "if_primary_term": 1}
         items = [
-            Item(_MISSING, touch, options={}),
-            Item(_MISSING, {}, "index", written),
-            Item(_MISSING, None, "delete", written),
+            BulkItem(_MISSING, touch, options={}),
+            BulkItem(_MISSING, {}, "index", written),
+            BulkItem(_MISSING, None, "delete", written),
         ]
         return self.update(index, _MISSING, touch, "false"), self.bulk(index, items, is_whole=True)
 
@@ -214,7 +214,7 @@ class Requests:
         nonce = secrets.token_hex(8) if has_nonce else ""
         return Tie(alias, opened, key, nonce=nonce, floor=opened.mark.floor() if opened else -1)
 
-    def _bulk(self, index: Index, items: Sequence[Item], read: Callable[..., _T]) -> Request[_T]:
+    def _bulk(self, index: Index, items: Sequence[BulkItem], read: Callable[..., _T]) -> Request[_T]:
         """Return a ``_bulk``; ``read`` gets as ``ties`` what its items must repeat."""
         alias = index.alias(self.prefix)
         ties = [self._tie(alias, item.key, has_script=item.action == "update") for item in items]

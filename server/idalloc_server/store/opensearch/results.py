@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from idalloc_server.domain.errors import StoreExchanged, StoreFailure
-from idalloc_server.store.cluster.connections import WrongAnswer
+from idalloc_server.store.cluster.http_connections import WrongAnswer
 from idalloc_server.store.cluster.write_mark import WriteMark
 from idalloc_server.store.opensearch.http import ROW_MISSING, AliasUnknown, failure, read_answer
 

@@ -16,8 +16,8 @@ import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
 from idalloc_server.domain.store.identity import SEQUENCES, Part
-from idalloc_server.store.cluster.connections import Request
-from idalloc_server.store.cluster.transport import raise_if_server_failed
+from idalloc_server.store.cluster.http_connections import Request
+from idalloc_server.store.cluster.http_transport import raise_if_server_failed
 from idalloc_server.store.opensearch.http import INDEX_EXISTS, AliasMissing, OpenSearchHttp, read_answer
 from idalloc_server.store.opensearch.indices import Index
 from idalloc_server.store.opensearch.requests import MAX_HITS, Requests

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from idalloc_server.domain.errors import SequenceInvalid, StartRefused, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.identity import IDENTITY, REPAIR, Opening, Part
 from idalloc_server.domain.store.records import (
     Claim,
@@ -24,14 +24,14 @@ from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, lattice
-from idalloc_server.store.cluster import rows
+from idalloc_server.store.cluster import row_fields
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
-from idalloc_server.store.cluster.connections import WrongAnswer
+from idalloc_server.store.cluster.http_connections import WrongAnswer
 from idalloc_server.store.cluster.joined_writes import JoinedWrites
 from idalloc_server.store.opensearch import scripts, setup
 from idalloc_server.store.opensearch.http import CHECK_PROXY, OpenSearchHttp, RowInvalid
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, INDICES, SEQUENCES, START_TIMESTAMPS, Index
-from idalloc_server.store.opensearch.requests import CONFIRMATION, Item, Requests, RowUpdate, script, upsert
+from idalloc_server.store.opensearch.requests import CONFIRMATION, BulkItem, Requests, RowUpdate, script, upsert
 from idalloc_server.store.opensearch.results import Hit, Outcome, Written, WrongItems, hits_of
 
 _GRANT_FIELDS = "last_value,granted,step,min_value,max_value,settings,mode,generation,writes"
@@ -94,7 +94,7 @@ class OpenSearchStore(ClusterStore):
         return await self._join(RowUpdate(name, body, _GRANT_FIELDS), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:
-        new = {name: value for name, value in rows.columns_of(row).items() if value is not None}
+        new = {name: value for name, value in row_fields.columns_of(row).items() if value is not None}
         if PERIOD_SEPARATOR in row.name:
             new["period"] = True
         written = await self._write_row(row.name, {**script(scripts.TOUCH), "upsert": new})
@@ -172,14 +172,14 @@ class OpenSearchStore(ClusterStore):
             row={
                 **packed_settings.columns(name, change.sequence, deleted=change.deleted),
                 "rev_by": change.by,
-                "changed_at": rows.milliseconds(change.at),
+                "changed_at": row_fields.milliseconds(change.at),
             },
         )
         written = await self._write_row(name, body, may_fail_over=False)
         return None if written is None else parse_row(name, written.source)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        items = [Item(each.request_id, upsert(scripts.RECORD, row=each._asdict())) for each in allocations]
+        items = [BulkItem(each.request_id, upsert(scripts.RECORD, row=each._asdict())) for each in allocations]
         sources = await self.http.send_write(self._requests.bulk(ALLOCATIONS, items))
         found = [_allocation(source) for source in sources if source]
         return {allocation.request_id: allocation for allocation in found}
@@ -222,7 +222,7 @@ class OpenSearchStore(ClusterStore):
                 step = allocation.step
                 last_id = allocation.first_id + (allocation.id_count - 1) * step
                 if key not in ends or (last_id - ends[key].last_id) * step > 0:
-                    ends[key] = RecordedEnd(*key, step, last_id)
+                    ends[key] = RecordedEnd(allocation.sequence, allocation.period, step, last_id)
         return [*ends.values()]
 
     async def count_recorded(self, limit: int) -> int:
@@ -241,7 +241,7 @@ class OpenSearchStore(ClusterStore):
         hits = await self._find(ALLOCATIONS, body)
         # One that was written since, or is gone, stays as it is.
         items = [
-            Item(hit.id, action="delete", options={"if_seq_no": hit.seq_no, "if_primary_term": hit.term})
+            BulkItem(hit.id, action="delete", options={"if_seq_no": hit.seq_no, "if_primary_term": hit.term})
             for hit in hits
             if retention.is_over(hit.seq_no, hit.term, hit.source.get("window_ms"))
         ]
@@ -325,7 +325,7 @@ class OpenSearchStore(ClusterStore):
             return None
         _check_types(update.name, written.source)
         version = (written.seq_no, written.term)
-        return rows.parse_grant(update.name, written.source, version, modes=modes, written=written_number)
+        return row_fields.parse_grant(update.name, written.source, version, modes=modes, written=written_number)
 
     async def _send_update(self, update: RowUpdate) -> Written | None:
         return await self.http.send_write(self._requests.update(SEQUENCES, *update))
@@ -361,7 +361,7 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
         SequenceInvalid: A field has another type, or the settings cannot be decoded.
     """
     _check_types(name, source)
-    return rows.parse_row(name, source)
+    return row_fields.parse_row(name, source)
 
 
 def written_number(source: Mapping[str, Any], field: str) -> int:

@@ -9,7 +9,7 @@ from idalloc_server.domain.witness.marks import Replacement, WitnessMark
 from idalloc_server.store.opensearch import scripts, setup
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import WITNESS
-from idalloc_server.store.opensearch.requests import Item, Requests, script, upsert
+from idalloc_server.store.opensearch.requests import BulkItem, Requests, script, upsert
 from idalloc_server.store.opensearch.results import hits_of
 from idalloc_server.store.witness import parse_mark, refused_as_witness
 
@@ -44,7 +44,7 @@ class OpenSearchWitness:
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
         # A mark that has another token is written unchanged.
         items = [
-            Item(name, upsert(scripts.MARK, row={"name": name, **mark._asdict()}, seen=seen))
+            BulkItem(name, upsert(scripts.MARK, row={"name": name, **mark._asdict()}, seen=seen))
             for name, mark, seen in replacements
         ]
         found = await self.http.send_write(self._requests.bulk(WITNESS, items))
@@ -74,7 +74,7 @@ class OpenSearchWitness:
         return marks
 
     async def forget(self, names: Collection[str]) -> int:
-        items = [Item(name, action="delete", options={}) for name in names]
+        items = [BulkItem(name, action="delete", options={}) for name in names]
         deleted = await self.http.send_write(self._requests.bulk(WITNESS, items))
         return sum(source is not None for source in deleted)
 

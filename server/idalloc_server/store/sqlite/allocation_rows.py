@@ -42,7 +42,7 @@ def keep_copy(db: sqlite3.Connection, copy: RecordedAllocation) -> None:
 def recorded(db: sqlite3.Connection, request_id: str) -> RecordedAllocation | None:
     """See ``Store.recorded``."""
     found = db.execute(f"SELECT {_COLUMNS} FROM allocations WHERE request_id = ?", (request_id,)).fetchone()
-    return RecordedAllocation(*found) if found else None
+    return RecordedAllocation._make(found) if found else None
 
 
 def newest(db: sqlite3.Connection) -> RecordPosition | None:
@@ -53,11 +53,11 @@ def newest(db: sqlite3.Connection) -> RecordPosition | None:
 
 def ends(db: sqlite3.Connection) -> list[RecordedEnd]:
     """See ``Store.recorded_ends``."""
-    last_id = "first_id + (id_count - 1) * step"
+    last = "first_id + (id_count - 1) * step"
     return [
-        RecordedEnd(*row)
-        for row in db.execute(
-            f"SELECT sequence, period, step, CASE WHEN step > 0 THEN max({last_id}) ELSE min({last_id}) END"
+        RecordedEnd(sequence, period, step, last_id)
+        for sequence, period, step, last_id in db.execute(
+            f"SELECT sequence, period, step, CASE WHEN step > 0 THEN max({last}) ELSE min({last}) END"
             " FROM allocations WHERE written_at > 0 GROUP BY sequence, period, step"
         )
     ]

@@ -17,9 +17,9 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreUnreachable,
 )
-from idalloc_server.domain.store.batches import settle
+from idalloc_server.domain.store.store_calls import settle
 from idalloc_server.store.sqlite import schema
-from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
+from idalloc_server.store.sqlite.failures import code, failure_of, is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged
 from idalloc_server.store.sqlite.job_thread import JobThread
 from idalloc_server.store.sqlite.schema import roll_back

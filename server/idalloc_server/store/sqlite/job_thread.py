@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from idalloc_server.domain.store.batches import settle
+from idalloc_server.domain.store.store_calls import settle
 
 _T = TypeVar("_T")
 

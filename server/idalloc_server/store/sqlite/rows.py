@@ -9,7 +9,7 @@ import sqlite3
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import NO_FLOOR, Demand, Grant, GrantFloor, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings

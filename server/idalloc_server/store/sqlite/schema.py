@@ -31,7 +31,7 @@ from idalloc_server.domain.store.identity import (
 from idalloc_server.store.packed_settings import unpack
 from idalloc_server.store.permissions import make_folder, sync_folder
 from idalloc_server.store.sqlite import allocation_rows, rows
-from idalloc_server.store.sqlite.errors import is_busy
+from idalloc_server.store.sqlite.failures import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, check_locks, create_file, is_there
 
 # PRAGMA application_id of the store ("idlc"), the documents ("idld") and the witness ("idlw").

@@ -10,8 +10,8 @@ from idalloc_server.auth.access import AccessPolicy, Identity, SequenceQuota
 from idalloc_server.auth.quotas import Bucket, Quotas
 from idalloc_server.auth.rejected_callers import BURST, CallerRates, host_of
 from idalloc_server.domain.errors import QuotaExceeded
-from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.domain.sequences.patterns import Patterns
+from idalloc_server.domain.sequences.sequence import MAX_NAME_BYTES
 from tests.support.fake_store import FakeClock
 
 

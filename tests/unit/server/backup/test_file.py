@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from idalloc_server.backup.export_file import header_line, read_export, row_line
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Importer
-from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.domain.sequences.sequence import MAX_ID
 from tests.support.fake_store import FakeClock, MemoryStore
 
 HEAD = header_line().encode()

@@ -3,9 +3,9 @@
 import pytest
 
 from idalloc_server.backup.repair import Repaired, repair
-from idalloc_server.domain.sequences.model import Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Sequence, name_of_period
+from idalloc_server.domain.store.name_holds import is_reserved
 from idalloc_server.domain.store.records import RecordedAllocation
-from idalloc_server.domain.store.reservation import is_reserved
 from idalloc_server.domain.witness.marks import START, WitnessMark
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.fake_witness import MemoryWitness

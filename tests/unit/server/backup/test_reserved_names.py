@@ -16,9 +16,9 @@ from idalloc_server.domain.errors import (
     SequenceExists,
     StoreRetired,
 )
-from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.store.name_holds import SequenceReserved
 from idalloc_server.domain.store.records import Row
-from idalloc_server.domain.store.reservation import SequenceReserved
 from idalloc_server.domain.store.retirement import RETIRED_BY, retirement_row
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.unit.server.domain.administration.conftest import Node, new_token

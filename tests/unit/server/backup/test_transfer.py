@@ -10,7 +10,7 @@ from idalloc_server.backup.export_file import header_line, read_export
 from idalloc_server.backup.exporter import DEFAULT_MOVED_TO, export_lines, retire, unretire
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
-from idalloc_server.domain.sequences.model import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row

@@ -16,7 +16,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.generations import advance_period, generation_after
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.sequence_allocators import make
 from tests.support.waiting import settle

@@ -9,7 +9,7 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.reserve import MAX_LEASE_SIZE, REMAINING_IDS
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.node.report import NodeReport
 from idalloc_server.telemetry import families

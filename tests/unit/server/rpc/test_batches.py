@@ -13,7 +13,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.rpc.batches import RangeBatch
 from idalloc_server.rpc.items import RangeSource
 from idalloc_server.rpc.status import Status, from_refusal

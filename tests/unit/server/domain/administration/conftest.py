@@ -10,7 +10,7 @@ from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.generations import MARGIN_SECONDS
-from idalloc_server.domain.sequences.model import Reset
+from idalloc_server.domain.sequences.sequence import Reset
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG, ids
 from tests.support.waiting import settle

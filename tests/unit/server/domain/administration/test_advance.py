@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import InvalidRequest, StoreOutcomeUnknown
-from idalloc_server.domain.sequences.model import MAX_ID, Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import MAX_ID, Kind, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.memory_rows import Row
 from tests.support.waiting import settle

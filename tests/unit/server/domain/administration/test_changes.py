@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
 )
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice
 from tests.unit.server.domain.administration.conftest import EFFECTIVE_IN, Node, create_monthly, new_token, wait_until
 

@@ -10,7 +10,7 @@ from idalloc_server.domain.administration.index import SequenceIndex, SortKey
 from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import SequenceInvalid, StoreUnavailable
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Row
 from tests.support.waiting import until
 

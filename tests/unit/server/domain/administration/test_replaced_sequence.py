@@ -7,7 +7,7 @@ import pytest
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Kind, Reset
+from idalloc_server.domain.sequences.sequence import Kind, Reset
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.unit.server.domain.administration.conftest import Node, new_token
 

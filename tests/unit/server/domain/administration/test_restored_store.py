@@ -10,7 +10,7 @@ from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.memory_rows import Row
 from tests.support.sequence_allocators import own_counter

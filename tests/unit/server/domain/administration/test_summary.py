@@ -5,7 +5,7 @@ import pytest
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.sequences.calendar import period_end
-from idalloc_server.domain.sequences.model import Kind, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.memory_rows import Row
 from tests.unit.server.domain.administration.conftest import Node, create_monthly, new_token

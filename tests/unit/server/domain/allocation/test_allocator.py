@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnavailable,
 )
-from idalloc_server.domain.sequences.model import MAX_ID, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
 from tests.support.sequence_allocators import CONFIG, ids, make, own_counter, right_after_serving
 from tests.support.waiting import settle

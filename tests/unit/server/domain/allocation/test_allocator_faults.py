@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.examples import examples
 from tests.support.fake_store import (
     FakeClock,

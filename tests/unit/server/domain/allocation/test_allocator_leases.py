@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.fork import OsProcess
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_process import FakeProcess
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import CONFIG, close_idle, ids, make, own_counter, right_after_serving

@@ -9,7 +9,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.sequence_allocators import close_idle, make, own_counter
 from tests.support.waiting import settle

@@ -7,7 +7,7 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.errors import SequenceExhausted
-from idalloc_server.domain.sequences.model import Ordering, Sequence
+from idalloc_server.domain.sequences.sequence import Ordering, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG, ids, make
 

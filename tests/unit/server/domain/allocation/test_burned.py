@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Burn, BurnCause, BurnedIds
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.calendar import period_at
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Reset, Sequence
 from idalloc_server.telemetry import logs
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.paths import ROOT

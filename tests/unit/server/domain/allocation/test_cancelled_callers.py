@@ -9,7 +9,7 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, unreachable
 from tests.support.sequence_allocators import CONFIG, make
 from tests.support.waiting import settle

@@ -12,7 +12,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.sequence_allocators import make, own_counter, right_after_serving
 from tests.support.waiting import settle

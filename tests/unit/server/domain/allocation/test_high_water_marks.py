@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
     TooManySequences,
 )
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store.records import Grant
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, unreachable
 from tests.support.sequence_allocators import CONFIG, make, own_counter

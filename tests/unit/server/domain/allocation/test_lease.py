@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.records import Grant
 
 

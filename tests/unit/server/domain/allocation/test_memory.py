@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG, make
 

@@ -8,7 +8,7 @@ import pytest
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import make
 from tests.support.steady_nodes import CONFIG

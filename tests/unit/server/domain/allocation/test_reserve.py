@@ -7,7 +7,7 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.support.sequence_allocators import ids, make
 from tests.support.waiting import settle

@@ -8,7 +8,7 @@ import pytest
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import SequenceExhausted
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import make, own_counter
 from tests.support.steady_nodes import CONFIG, SteadyNodes

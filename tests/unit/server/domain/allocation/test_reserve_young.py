@@ -5,7 +5,7 @@ import random
 import pytest
 
 from idalloc_server.domain.allocation.reserve import REMAINING_IDS
-from idalloc_server.domain.sequences.model import Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Ordering, Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import make
 from tests.support.steady_nodes import CONFIG, SteadyNodes

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.store.records import Revision
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make

@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
-from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Ordering, Sequence
 from tests.support.examples import examples
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreOutcomeUnknown, StoreWentBackwards
-from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Ordering, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MIN_ID, Ordering, Sequence
 from idalloc_server.domain.store.records import Revision
 from tests.support.examples import examples
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply

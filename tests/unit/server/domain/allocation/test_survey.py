@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from idalloc_server.domain.allocation.survey import NEAREST, CounterState, survey
-from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Reset, Sequence
 
 
 class Clock:

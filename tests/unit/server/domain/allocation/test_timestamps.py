@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import InvalidRequest, SequenceAheadOfClock, SequenceExhausted
-from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
+from idalloc_server.domain.sequences.sequence import Kind, Ordering, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make
 

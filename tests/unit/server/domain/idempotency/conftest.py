@@ -8,7 +8,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.waiting import until as until
 

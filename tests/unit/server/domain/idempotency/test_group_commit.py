@@ -8,7 +8,7 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
-from idalloc_server.domain.sequences.model import Ordering, Sequence
+from idalloc_server.domain.sequences.sequence import Ordering, Sequence
 from tests.support import sequence_allocators
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import make

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server.domain.idempotency import allocator as allocator_module
+from idalloc_server.domain.idempotency import idempotent_allocator as allocator_module
 from idalloc_server.domain.idempotency.idempotent_allocator import PRUNE_BATCH_ROWS
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import RecordPosition, SeenRecords

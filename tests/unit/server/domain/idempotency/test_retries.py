@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from idalloc_server.domain.sequences.model import MAX_ID, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, Reset, Sequence
 from idalloc_server.domain.store.records import RecordedAllocation
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable
 from tests.support.memory_rows import RecordedRow, Row

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.calendar import check_period, date_at, load_zone, period_at, period_end
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.sequence import Reset, Sequence
 
 RESETS = [Reset.YEARLY, Reset.MONTHLY, Reset.DAILY]
 ZONES = [

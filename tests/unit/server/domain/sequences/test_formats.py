@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.formats import ParsedId, compile_format
-from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MIN_ID, Reset, Sequence
 
 DATE = "2026-11-21"
 DATES = ["2026-11-21", "2026-11-20", "2026-01-21", "2025-11-21", "1999-12-31", "2028-02-29"]

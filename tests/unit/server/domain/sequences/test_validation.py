@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.formats import compile_format
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
 from idalloc_server.domain.sequences.validation import MAX_JSON_SAFE, MAX_LEASE_SIZE, check_change, resolve_settings
 
 INTS = st.one_of(

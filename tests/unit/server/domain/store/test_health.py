@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.store.health import StoreHealth
+from idalloc_server.domain.store.store_calls import StoreHealth
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, rejected
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)

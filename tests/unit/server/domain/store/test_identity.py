@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.identity import (
     ALLOCATIONS,
     SEQUENCES,

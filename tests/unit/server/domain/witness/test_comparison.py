@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening
 from idalloc_server.domain.store.records import Revision
 from idalloc_server.domain.witness.binding import open_with_witness

@@ -13,7 +13,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Ordering, Reset, name_of_period
+from idalloc_server.domain.sequences.sequence import Ordering, Reset, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.marks import WitnessMark

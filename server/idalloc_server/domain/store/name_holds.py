@@ -7,7 +7,7 @@ sequence.
 from dataclasses import replace
 
 from idalloc_server.domain.errors import Refusal, SequenceDeleted
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.sequences.text import replaced
 from idalloc_server.domain.store.records import Row
 

@@ -15,8 +15,8 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreUnreachable,
 )
-from idalloc_server.store.cluster.connections import Connections, Request, close_idle, read_failure
 from idalloc_server.store.cluster.hosts import Host, Hosts
+from idalloc_server.store.cluster.http_connections import Connections, Request, close_idle, read_failure
 
 _HTTP_UNAUTHORIZED = 401
 _HTTP_UNAVAILABLE = 503
