@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRefused, StoreUnreachable
-from idalloc_server.store.stores import CALLS, counted
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.store_calls import calls_of, counted
 
 
 class Failing:
@@ -21,7 +22,7 @@ class Failing:
                 raise error
             return name
 
-        if name not in CALLS:
+        if name not in calls_of(Store):
             raise AttributeError(name)
         return call
 
@@ -30,7 +31,7 @@ async def test_outcomes_of_calls_are_counted() -> None:
     """ok, also for an error of the caller; unavailable, also for a timeout; refused; error."""
     calls: Counter[str] = Counter()
     store: Any = Failing()
-    store = counted(store, calls)
+    store = counted(store, Store, calls)
     assert await store.get() == "get"
     assert store.address == "failing://"
     for error in (SequenceDeleted("x"), StoreUnreachable("x"), StoreRefused("x"), ValueError("x")):
@@ -43,5 +44,5 @@ async def test_outcomes_of_calls_are_counted() -> None:
 
 def test_all_calls_of_a_store_are_counted() -> None:
     """The names are those of the protocol."""
-    assert {"open", "grant", "create", "keep_prefix", "close"} <= set(CALLS)
-    assert "address" not in CALLS
+    assert {"open", "grant", "create", "keep_prefix", "close"} <= calls_of(Store)
+    assert "address" not in calls_of(Store)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from idalloc_server.store.sqlite.job_thread import JobThread
+from idalloc_server.store.sqlite.database import JobThread
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from idalloc_server.domain.sequences.sequence import MAX_ID, Sequence
-from idalloc_server.store.packed_settings import DEFAULT_MIN_VALUE
 
 # The lowest BIGINT that CrateDB stores.
 MIN_BIGINT = -(2**63) + 1
@@ -15,20 +14,6 @@ class CounterGrant(NamedTuple):
     last_value: int  # the counter after the grant
     granted: int  # the number of granted ids or timestamps
     remaining: int  # how many are left before the counter's bound
-
-
-def ids_left(last_value: int, step: int, min_value: int | None, max_value: int | None) -> int:
-    """Return the number of steps before the counter's bound; 0 at or past the bound.
-
-    A setting that is None (NULL in an adopted table) has its default. Only the bound in the
-    direction of ``step`` matters. The result may exceed 2^63 if ``last_value`` and the bound differ
-    in sign.
-    """
-    if step > 0:
-        distance = min(MAX_ID, MAX_ID if max_value is None else max_value) - last_value
-    else:
-        distance = last_value - (DEFAULT_MIN_VALUE if min_value is None else min_value)
-    return max(0, distance) // abs(step)
 
 
 def advance_counter(last_value: int, at_least: int, sequence: Sequence) -> int:

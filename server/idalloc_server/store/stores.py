@@ -1,17 +1,17 @@
 """The stores of one process, opened together; their calls are counted by outcome."""
 
 import asyncio
-import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import structlog
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import Refusal, StoreRefused, StoreUnavailable
+from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import WRITES, Store
+from idalloc_server.domain.store.store_calls import counted
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.urls import open_store, open_witness
@@ -21,56 +21,6 @@ from idalloc_server.telemetry.traces import Traces
 OPEN_RETRY_SECONDS = 1.0
 
 _log = structlog.get_logger("idalloc")
-
-
-def _calls_of(protocol: type) -> tuple[str, ...]:
-    return tuple(name for name, method in vars(protocol).items() if inspect.iscoroutinefunction(method))
-
-
-# The methods that are counted.
-CALLS = _calls_of(Store)
-WITNESS_CALLS = _calls_of(Witness)
-_T = TypeVar("_T")
-
-
-def counted(target: _T, calls: Counter[str], names: Iterable[str] = CALLS, prefix: str = "") -> _T:
-    """Return a store, or a witness, whose calls are counted, by method and outcome: ``grant ok``.
-
-    An error that only the caller caused, such as a deleted sequence, is ok: the store answered.
-    """
-    return cast(_T, _Counted(target, calls, names, prefix))
-
-
-class _Counted:
-    def __init__(self, target: object, calls: Counter[str], names: Iterable[str], prefix: str) -> None:
-        self._target = target
-        for name in names:
-            setattr(self, name, _counting(getattr(target, name), f"{prefix}{name}", calls))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
-
-
-def _counting(call: Callable[..., Awaitable[Any]], name: str, calls: Counter[str]) -> Callable[..., Awaitable[Any]]:
-    async def counting(*args: Any, **kwargs: Any) -> Any:
-        outcome = "error"
-        try:
-            result = await call(*args, **kwargs)
-            outcome = "ok"
-            return result
-        except (StoreUnavailable, asyncio.CancelledError):  # A call that takes too long is cancelled.
-            outcome = "unavailable"
-            raise
-        except StoreRefused:
-            outcome = "refused"
-            raise
-        except Refusal:
-            outcome = "ok"
-            raise
-        finally:
-            calls[f"{name} {outcome}"] += 1
-
-    return counting
 
 
 class Stores:
@@ -89,12 +39,12 @@ class Stores:
         self.calls: Counter[str] = Counter()  # of the store and its witness, by method and outcome
         self.witnessed: WitnessedStore | None = None  # the counters, if they have a witness
         self._timeout = timeout
-        store = counted(open_store(url, clock, timeout), self.calls)
+        store = counted(open_store(url, clock, timeout), Store, self.calls)
         if traces is not None:
             store = traces.trace_writes(store, store.address, WRITES)
         if witness:
             opened = open_witness(witness, url, timeout / 2)
-            opened = counted(opened, self.calls, WITNESS_CALLS, prefix="witness_")
+            opened = counted(opened, Witness, self.calls, prefix="witness_")
             self.witnessed = WitnessedStore(store, opened, timeout)
             store = cast(Store, self.witnessed)
         self.counters: Store = store

@@ -25,7 +25,8 @@ SUFFIXES = ["", "-wal", "-shm"]
 KILLED = """
 import os, sys
 from pathlib import Path
-from idalloc_server.store.sqlite.schema import connect, create_tables
+from idalloc_server.store.sqlite.schema import connect
+from idalloc_server.store.sqlite.store import create_tables
 path, step, link = Path(sys.argv[1]), sys.argv[2], os.link
 os.link = lambda *names: (link(*names) if step == "linked" else None, os._exit(9))
 os.fsync = (lambda _: os._exit(9)) if step == "fsync" else os.fsync

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from idalloc_server.store.sqlite.job_thread import JobThread
+from idalloc_server.store.sqlite.database import JobThread
 from tests.support.collector import without_collector
 from tests.support.waiting import until
 

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from idalloc_server.domain.errors import Refusal, StartRefused
-from idalloc_server.store.sqlite.job_thread import JobThread
+from idalloc_server.store.sqlite.database import JobThread
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):

@@ -30,12 +30,13 @@ def test_each_diagram_is_written_by_the_script() -> None:
 
 
 def test_diagrams_name_each_store() -> None:
-    """The diagrams of concepts and of a request name each kind of store that the server has."""
+    """The diagrams of concepts and of a refill name each kind of store that the server has."""
     kinds = {name.lower(): name for name in ("SQLite", "CrateDB", "OpenSearch")}
     folders = {path.parent.name for path in (ROOT / "server/idalloc_server/store").glob("*/store.py")}
     assert folders == {*kinds}
     assert [name for name in kinds.values() if name not in DIAGRAMS["concepts"]()] == []
-    assert [kind for kind in kinds if kind not in DIAGRAMS["request-path"]()] == []
+    refill = DIAGRAMS["refill-path"]().lower()
+    assert [kind for kind in kinds if kind not in refill] == []
 
 
 def test_diagrams_state_the_defaults() -> None:

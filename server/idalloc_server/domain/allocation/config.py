@@ -32,11 +32,6 @@ class AllocationConfig:
     max_reserved_ids: int = 100_000_000
     max_sequences: int = 1_000_000  # the most sequences with a high-water mark
 
-    @property
-    def lease_ms(self) -> int:
-        """The TTL of a lease as rows have it, in milliseconds."""
-        return int(self.lease_ttl * 1000)
-
 
 @dataclass(frozen=True, slots=True)
 class SharedState:

@@ -112,7 +112,7 @@ class CounterRow:
         """
         shared = self._shared
         kind = self.settings.kind
-        lease_ms = shared.allocation_config.lease_ms
+        lease_ms = int(shared.allocation_config.lease_ttl * 1000)
         repeats = 0
         while True:
             floor = shared.high_water_marks.floor(self.name)
@@ -166,7 +166,7 @@ class CounterRow:
             last_value=before + granted,
             sequence=_DEFAULTS,
             generation=generation,
-            lease_ms=self._shared.allocation_config.lease_ms,
+            lease_ms=int(self._shared.allocation_config.lease_ttl * 1000),
             revision=0,
             revised_by=token,
             created_at=now,
@@ -218,10 +218,11 @@ class CounterRow:
             self.burn(BurnCause.WENT_BACKWARDS, grant.granted if grant else 0)
             raise
         if grant is not None:
-            self.settings = grant.sequence
             self.generation = grant.generation
-            self.has_reset = grant.sequence.reset != Reset.NEVER and not self.period
-            self.is_rising = grant.sequence.is_rising
+            if self.settings != grant.sequence:
+                self.settings = grant.sequence
+                self.has_reset = grant.sequence.reset != Reset.NEVER and not self.period
+                self.is_rising = grant.sequence.is_rising
         return grant
 
     async def _within_timeout(self, call: Awaitable[_T], requested: int = 0) -> _T:
@@ -529,7 +530,7 @@ class CounterAllocator:
 
     def _skip_to(self, count: int) -> None:
         """Burn the ranges before the first one that has ``count`` ids, if any."""
-        if self._lease.later_ranges and (skipped := self._lease.skip_to(count)):
+        if skipped := self._lease.skip_to(count):
             self.row.burn(BurnCause.LEFTOVER, skipped)
             self._reserve.record_skipped(skipped)
 
@@ -671,7 +672,7 @@ class CounterAllocator:
             waiter = self._waiting[0]
             if not waiter.answer.done():
                 count = 0 if self.row.has_reset else waiter.id_count
-                if self._remaining:  # the last ids are not skipped
+                if self._remaining and self._lease.later_ranges:  # the last ids are not skipped
                     self._skip_to(count)
                 issued = self._lease.issue(count, now)
                 if issued is None:

@@ -29,6 +29,7 @@ class _HighWaterMark(NamedTuple):
     generation: int
     value: int
     fixed_settings: _FixedSettings
+    counts: bool  # whether the row counts ids (``counts_ids``), so that its value can be compared
 
     def is_past(self, value: int) -> bool:
         """Return whether the mark is past ``value`` in the direction of the sequence."""
@@ -97,27 +98,30 @@ class HighWaterMarks:
                 raise self._backwards_error(name, "no such row")
             return
         fixed_settings = _fixed_settings(grant.sequence.step > 0, grant.sequence.kind, grant.sequence.reset)
+        value_before = grant.last_value - grant.granted * grant.sequence.step
+        is_same = mark is not None and fixed_settings == mark.fixed_settings
         if mark is not None:
-            if fixed_settings == mark.fixed_settings:
-                is_behind = counts_ids(name, fixed_settings.reset) and mark.is_past(grant.value_before)
+            if is_same:
+                is_behind = mark.counts and mark.is_past(value_before)
             else:
                 is_behind = not _is_newer_period(name, grant.generation, mark)
             if is_behind or grant.generation < mark.generation:
-                found = f"value {grant.value_before} in generation {grant.generation}"
+                found = f"value {value_before} in generation {grant.generation}"
                 raise self._backwards_error(name, found + _differences(mark.fixed_settings, fixed_settings))
         elif PERIOD_SEPARATOR not in name:
             self._admitted.discard(name)
             self._sequence_count += 1
             if self._sequence_count == self._warn_at:  # true once, since no sequence's mark is removed
                 _log.warning("many_sequences", sequences=self._sequence_count, max_sequences=self._max_sequences)
-        self._marks[name] = _HighWaterMark(grant.generation, grant.last_value, fixed_settings)
+        counts = mark.counts if mark is not None and is_same else counts_ids(name, fixed_settings.reset)
+        self._marks[name] = _HighWaterMark(grant.generation, grant.last_value, fixed_settings, counts)
 
     def floor(self, name: str) -> GrantFloor:
         """Return the state that the store must have reached."""
         mark = self._marks.get(name)
         if mark is None:
             return NO_FLOOR
-        if not counts_ids(name, mark.fixed_settings.reset):
+        if not mark.counts:
             return GrantFloor(mark.generation)
         if mark.fixed_settings.counts_up:
             return GrantFloor(mark.generation, least=mark.value)
@@ -139,10 +143,11 @@ class HighWaterMarks:
             return False
         fixed_settings = _fixed_settings(row.sequence.step > 0, row.sequence.kind, row.sequence.reset)
         if fixed_settings == mark.fixed_settings:
-            return not (counts_ids(row.name, fixed_settings.reset) and mark.is_past(row.last_value))
+            return not (mark.counts and mark.is_past(row.last_value))
         accepted = row.revision > 0 or _is_newer_period(row.name, row.generation, mark)
         if accepted:  # the name stays known; the next write returns the value
-            self._marks[row.name] = _HighWaterMark(row.generation, row.sequence.before_start, fixed_settings)
+            counts = counts_ids(row.name, fixed_settings.reset)
+            self._marks[row.name] = _HighWaterMark(row.generation, row.sequence.before_start, fixed_settings, counts)
         return accepted
 
     def generation(self, name: str) -> int:

@@ -123,7 +123,7 @@ class Lease:
         Unless the lease is empty, ``grant.generation`` must be its generation.
         """
         step = grant.sequence.step
-        value_before = grant.value_before
+        value_before = grant.last_value - grant.granted * step
         self.generation = grant.generation
         self.sequence = grant.sequence
         self.expires_at = expires_at

@@ -1,6 +1,7 @@
 """How many ids a sequence holds in memory, to serve calls without waiting for the store (P10)."""
 
 import math
+from bisect import bisect
 from dataclasses import dataclass
 
 from idalloc_server.domain.allocation.config import AllocationConfig
@@ -84,8 +85,7 @@ class Reserve:
 
     def is_short(self, lease: Lease, now: float) -> bool:
         """Return whether a refill is due."""
-        is_below = lease.left < self.refill_below
-        return is_below or lease.usable(self.largest_call) < SHARE * self._target(lease.left, now)
+        return lease.left < self.refill_below or lease.usable(self.largest_call) < SHARE * self._target(lease.left, now)
 
     def demand(self, left: int, now: float, wall: float) -> Demand | None:
         """Return what the callers need, or are expected to need; None before the first call.
@@ -146,7 +146,7 @@ class Reserve:
         self._waiting = 0
         while len(samples) > 2 and samples[1][0] <= now - max(self._config.outage_reserve, RECENT_SECONDS):
             del samples[0]
-        older = sum(at <= now - RECENT_SECONDS for at, _ in samples)
+        older = bisect(samples, (now - RECENT_SECONDS, math.inf))
         if older > 2 and samples[older - 1][0] - samples[older - 3][0] <= RECENT_SECONDS:
             del samples[older - 2]
         self._samples = tuple(samples)

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.sequence import Sequence
+from idalloc_server.domain.sequences.sequence import MAX_ID, Sequence
+
+_DEFAULTS = Sequence()
 
 
 class Demand(NamedTuple):
@@ -142,3 +144,17 @@ class Claim(NamedTuple):
     start_timestamp: int  # seconds since 1970; unique under its prefix
     holder: str  # the holder of the prefix: the caller, or another node seen within ``stale_after``
     seen_at: float  # when the holder was last seen, in seconds since 1970 by the store's clock
+
+
+def ids_left(last_value: int, step: int, min_value: int | None, max_value: int | None) -> int:
+    """Return the number of steps before the counter's bound; 0 at or past the bound.
+
+    A setting that is None (NULL in an adopted table) has its default. Only the bound in the
+    direction of ``step`` matters. The result may exceed 2^63 if ``last_value`` and the bound differ
+    in sign.
+    """
+    if step > 0:
+        distance = min(MAX_ID, MAX_ID if max_value is None else max_value) - last_value
+    else:
+        distance = last_value - (_DEFAULTS.min_value if min_value is None else min_value)
+    return max(0, distance) // abs(step)

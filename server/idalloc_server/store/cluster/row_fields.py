@@ -5,9 +5,8 @@ from operator import getitem
 from typing import Any
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.store.records import Grant, Row
+from idalloc_server.domain.store.records import Grant, Row, ids_left
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import ids_left
 from idalloc_server.store.packed_settings import DEFAULT_GENERATION, DELETED
 
 Source = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""One SQLite file, used by one thread of this process."""
+"""One SQLite file, and the thread of this process that uses it."""
 
 import asyncio
 import sqlite3
@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from idalloc_server.domain.errors import (
@@ -21,7 +23,6 @@ from idalloc_server.domain.store.store_calls import settle
 from idalloc_server.store.sqlite import schema
 from idalloc_server.store.sqlite.failures import code, failure_of, is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged
-from idalloc_server.store.sqlite.job_thread import JobThread
 from idalloc_server.store.sqlite.schema import roll_back
 
 _T = TypeVar("_T")
@@ -30,6 +31,72 @@ _Work: TypeAlias = Callable[[sqlite3.Connection], Any]
 _SQLITE_ERRORS = (sqlite3.Error, OverflowError)
 # The most writes that share a transaction. A commit costs as much as some ten adds of a document.
 MAX_JOINED_WRITES = 64
+
+
+@dataclass(eq=False)
+class JobThread:
+    """Runs jobs one after another on a thread of its own.
+
+    It costs half as much as an executor of one thread. A job whose future is cancelled before it
+    begins is dropped; otherwise it completes. The process can exit while a job runs, which then
+    ends as in a crash.
+    """
+
+    name: str  # of the thread
+    _jobs: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue, init=False)
+    _thread: Thread | None = field(default=None, init=False)
+    is_closed: bool = field(default=False, init=False)  # whether ``close`` was called
+
+    def run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+        """Queue a job, and return its future, which belongs to the running event loop.
+
+        Raises:
+            RuntimeError: As ``queue``.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        self.queue(partial(_run_job, loop, future, partial(job, *arguments)))
+        return future
+
+    def queue(self, job: Callable[[], None]) -> None:
+        """Queue a job that raises nothing, and passes its answer on by itself.
+
+        Raises:
+            RuntimeError: The thread was closed, or cannot be started.
+        """
+        if self.is_closed:
+            raise RuntimeError("the thread is closed")
+        if self._thread is None:
+            thread = Thread(target=self._run_jobs, name=self.name, daemon=True)
+            thread.start()  # raises RuntimeError at a limit of threads
+            self._thread = thread
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread after the queued jobs, without waiting for them.
+
+        Later jobs are rejected.
+        """
+        self.is_closed = True
+        self._jobs.put(None)
+
+    def _run_jobs(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # or it would live until the next one
+
+
+def _run_job(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], job: Callable[[], Any]) -> None:
+    if future.cancelled():
+        return
+    try:
+        outcome = job()
+    except BaseException as error:
+        outcome = error
+    with suppress(RuntimeError):  # the event loop is closed
+        loop.call_soon_threadsafe(settle, future, outcome)
+    # Or an error would keep itself in memory, by its traceback, this frame and the future.
+    del future, job, outcome
 
 
 class _JoinedWrite(NamedTuple):
@@ -51,7 +118,7 @@ class Database:
     path: Path  # the file; it and its folder are created if they are missing
     busy_timeout: float  # how long a transaction waits for other writers, in seconds
     # Creates the tables that are missing, and refuses another program's database.
-    create_tables: Callable[[sqlite3.Connection, Path], None] = schema.create_tables
+    create_tables: Callable[[sqlite3.Connection, Path], None]
     inode: str = field(default="", init=False)  # the device and inode of the open file
     _thread: JobThread = field(default_factory=lambda: JobThread("sqlite"), init=False)
     _connection: sqlite3.Connection | None = field(default=None, init=False)
@@ -171,27 +238,23 @@ class Database:
     def _run_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the oldest writes that wait in one transaction, and settle them on the event loop."""
         self._is_queued = False  # a write that comes from now on may be too late for this transaction
-        turn = self._take_waiting()
-        if not turn:
-            return
-        works = [(each.work, each.is_one_statement) for each in turn]
-        try:
-            if len(works) == 1:
-                outcomes = [self._transaction(works[0][0], "BEGIN IMMEDIATE")]
-            else:
-                outcomes = self._transaction(lambda db: [self._run_one(db, *work) for work in works], "BEGIN IMMEDIATE")
-        except BaseException as error:
-            outcomes = [error] * len(turn)
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(self._settle, turn, outcomes)
-
-    def _take_waiting(self) -> list[_JoinedWrite]:
         turn: list[_JoinedWrite] = []
         while self._waiting and len(turn) < MAX_JOINED_WRITES:
             joined = self._waiting.popleft()
             if not joined.future.cancelled():
                 turn.append(joined)
-        return turn
+        if not turn:
+            return
+        try:
+            if len(turn) == 1:
+                outcomes = [self._transaction(turn[0].work, "BEGIN IMMEDIATE")]
+            else:
+                works = [(each.work, each.is_one_statement) for each in turn]
+                outcomes = self._transaction(lambda db: [self._run_one(db, *work) for work in works], "BEGIN IMMEDIATE")
+        except BaseException as error:
+            outcomes = [error] * len(turn)
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(self._settle, turn, outcomes)
 
     def _run_one(self, db: sqlite3.Connection, work: _Work, is_one_statement: bool) -> Any:
         """Run a write so that its failure leaves the earlier ones; return its answer or error."""
@@ -234,7 +297,8 @@ class Database:
                 kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
                 raise kind(f"SQLite at {self.path}, at the commit: {error}", code=code(error)) from error
         finally:
-            roll_back(db)
+            if db.in_transaction:
+                roll_back(db)
         try:
             files.check()
         except (FilesChanged, OSError) as error:

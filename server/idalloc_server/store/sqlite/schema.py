@@ -13,7 +13,6 @@ from pathlib import Path
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.identity import (
     ALLOCATIONS,
-    ANY_STORE,
     IDENTITY,
     NAME_COLUMN,
     REPAIR,
@@ -21,16 +20,9 @@ from idalloc_server.domain.store.identity import (
     START_TIMESTAMPS,
     Opening,
     Part,
-    check_parts,
-    copy_of,
-    identity_row,
-    listed,
     name_in,
-    new_name,
 )
-from idalloc_server.store.packed_settings import unpack
 from idalloc_server.store.permissions import make_folder, sync_folder
-from idalloc_server.store.sqlite import allocation_rows, rows
 from idalloc_server.store.sqlite.failures import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, check_locks, create_file, is_there
 
@@ -176,29 +168,8 @@ def create_own_tables(
         roll_back(db)
 
 
-def create_tables(db: sqlite3.Connection, path: Path, opening: Opening = ANY_STORE) -> None:
-    """Create the tables of the counters, or adopt the guide's two-column table, and name the store.
-
-    Raises:
-        StartRefused: The database is not idalloc's, or was lost in part.
-    """
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        _check_database(db, path, opening)
-        parts = _parts(db, path)
-        found = None
-        if "settings" not in parts[0].lacks:
-            found = db.execute("SELECT settings FROM sequences WHERE name = ?", (IDENTITY,)).fetchone()
-        name = check_parts(parts, unpack(IDENTITY, {"settings": found[0]}) if found else None, opening)
-        if opening.creates:
-            _complete(db, path, name or new_name(parts, opening))
-        db.execute("COMMIT")
-    finally:
-        roll_back(db)
-
-
-def _complete(db: sqlite3.Connection, path: Path, name: str) -> None:
-    """Create what is missing, and give each part a copy of the store's name."""
+def complete(db: sqlite3.Connection, name: str) -> None:
+    """Create the tables and columns of the counters that are missing, for a store of this name."""
     for table, columns in _TABLES.items():
         named = {f"{NAME_COLUMN}{name}": "TEXT"} if table == START_TIMESTAMPS else {}
         definition = ", ".join(f"{column} {kind}" for column, kind in {**columns, **named}.items())
@@ -212,13 +183,9 @@ def _complete(db: sqlite3.Connection, path: Path, name: str) -> None:
                 db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     db.execute("CREATE INDEX IF NOT EXISTS allocations_written_at ON allocations (written_at)")
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    row = rows.create(db, identity_row(name))
-    allocation_rows.keep_copy(db, copy_of(name))
-    if change := listed(row, name, _parts(db, path)):
-        rows.revise(db, IDENTITY, row.revision, change)
 
 
-def _parts(db: sqlite3.Connection, path: Path) -> list[Part]:
+def parts_of(db: sqlite3.Connection, path: Path) -> list[Part]:
     """Return what the database has of a store."""
     parts = []
     for table, wanted in _TABLES.items():
@@ -243,7 +210,7 @@ def _columns(db: sqlite3.Connection, table: str) -> set[str]:
     return {name for _, name, *_ in db.execute(f"PRAGMA table_xinfo({table})")}
 
 
-def _check_database(db: sqlite3.Connection, path: Path, opening: Opening) -> None:
+def check_database(db: sqlite3.Connection, path: Path, opening: Opening) -> None:
     """Refuse another program's database, and one of idalloc that lost its sequences."""
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {

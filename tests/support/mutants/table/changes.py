@@ -7,10 +7,10 @@ SERVICE = Place("P5", "idalloc_server.domain.administration.service")
 GENERATIONS = Place("P5", "idalloc_server.domain.generations")
 
 MUTANTS = (
-    Place("P5", "idalloc_server.domain.allocation.config").mutant(
+    Place("P5", "idalloc_server.domain.allocation.counter_allocator").mutant(
         "life-not-written-to-the-row",
         "a grant does not write the life of its lease into the row",
-        Edit("AllocationConfig.lease_ms", "int(self.lease_ttl * 1000)", "0"),
+        Edit("CounterRow.grant", "int(shared.allocation_config.lease_ttl * 1000)", "0"),
         scenarios=("advance-lease",),
     ),
     SERVICE.mutant(

@@ -67,7 +67,7 @@ MUTANTS = (
     MARKS.mutant(
         "mark-compared-after-the-write",
         "the mark is compared with the counter after the write, not before it",
-        Edit("HighWaterMarks.update", "mark.is_past(grant.value_before)", "mark.is_past(grant.last_value)"),
+        Edit("HighWaterMarks.update", "mark.is_past(value_before)", "mark.is_past(grant.last_value)"),
         unexplored="equivalent with the floor: a store that is behind grants nothing, so that both values are equal",
     ),
     MARKS.mutant(
@@ -87,7 +87,7 @@ MUTANTS = (
         "an advance is accepted although it did not reach the mark",
         Edit(
             "HighWaterMarks.accept",
-            "not (counts_ids(row.name, fixed_settings.reset) and mark.is_past(row.last_value))",
+            "not (mark.counts and mark.is_past(row.last_value))",
             "True",
         ),
         unexplored="equivalent: the write that follows the read is compared with the mark again",
