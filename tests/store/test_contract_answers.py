@@ -17,7 +17,7 @@ import structlog
 from idalloc_server.domain.errors import StoreRefused, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.domain.store.records import RecordedAllocation, RowChange
 from idalloc_server.store.urls import open_store
 from tests.store.conftest import CRATEDB, OPENSEARCH
 from tests.support.fake_store import FakeClock
@@ -56,7 +56,7 @@ def allocation(request_id: str, first_id: int) -> RecordedAllocation:
 
 
 async def revise(store: Store, name: str) -> object:
-    return await store.revise(name, 0, Revision(Sequence(description=name), 0, f"by {name}", 1.0))
+    return await store.revise(name, 0, RowChange(Sequence(description=name), 0, f"by {name}", 1.0))
 
 
 async def record(store: Store, name: str) -> object:

@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.sequences.sequence import MAX_ID, Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, Revision
+from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, RowChange
 from tests.store.conftest import ALL
 from tests.support.store_backends import COLUMNS, Opener
 from tests.support.store_rows import MIN_BIGINT, PERIOD, YEARLY, grant, ids_of, new_row
@@ -285,7 +285,7 @@ class TestDemand:
         assert await store.give_back("s", 2, granted.version)
         await store.create(new_row("s"))
         for revision, deleted in enumerate((False, True, False)):
-            change = Revision(Sequence(step=3), 100, "me", 5.0, deleted=deleted)
+            change = RowChange(Sequence(step=3), 100, "me", 5.0, deleted=deleted)
             assert await store.revise("s", revision, change)
         renewed = await grant(store, "s", 0)
         assert (renewed.last_value, renewed.step, renewed.demand) == (100, 3, DEMAND)

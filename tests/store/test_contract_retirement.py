@@ -8,8 +8,8 @@ import pytest
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
 from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision, Row
-from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row, retiring_revision
+from idalloc_server.domain.store.records import Row, RowChange
+from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row, retiring_change
 from tests.store.conftest import ALL
 from tests.support.store_backends import Opener
 from tests.support.store_rows import new_row
@@ -18,8 +18,8 @@ AT = 1_700_000_000.0
 RETIREMENT_ROW = retirement_row("db1, schema idalloc", f"{RETIRED_BY}me", AT)
 
 
-def change(by: str, *, deleted: bool = False) -> Revision:
-    return Revision(Sequence(), 0, by, AT, deleted=deleted)
+def change(by: str, *, deleted: bool = False) -> RowChange:
+    return RowChange(Sequence(), 0, by, AT, deleted=deleted)
 
 
 def claim(store: Store) -> Awaitable[object]:
@@ -80,10 +80,10 @@ class TestRetiredStore:
     async def test_a_deleted_row_ends_the_retirement(self, store: Store) -> None:
         """A tombstone of the retirement row undoes the retirement; the row can be written again."""
         await store.create(RETIREMENT_ROW)
-        await store.revise(RETIREMENT, 0, Revision(RETIREMENT_ROW.sequence, 0, "undo", AT, deleted=True))
+        await store.revise(RETIREMENT, 0, RowChange(RETIREMENT_ROW.sequence, 0, "undo", AT, deleted=True))
         assert await store.create(new_row("new")) == new_row("new")
         await claim(store)
-        await store.revise(RETIREMENT, 1, Revision(RETIREMENT_ROW.sequence, 0, "again", AT))
+        await store.revise(RETIREMENT, 1, RowChange(RETIREMENT_ROW.sequence, 0, "again", AT))
         with pytest.raises(StoreRetired):
             await store.create(new_row("newer"))
 
@@ -104,6 +104,6 @@ class TestRetiredStore:
 
 def test_an_ended_row_is_exported_as_moved() -> None:
     """P1: a row that a retirement ends is the retirement's tombstone of the next generation."""
-    ended = retiring_revision(Row("s", 5, Sequence(), 7), RETIREMENT_ROW)
+    ended = retiring_change(Row("s", 5, Sequence(), 7), RETIREMENT_ROW)
     assert (ended.deleted, ended.generation, ended.by.startswith(RETIRED_BY)) == (True, 8, True)
     assert issubclass(StoreRetired, SequenceDeleted)  # the allocator drops its lease

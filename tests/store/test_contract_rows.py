@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, MIN_ID, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.records import Row, RowChange
 from tests.store.conftest import ALL, BACKENDS
 from tests.support.store_backends import Opener
 from tests.support.store_rows import ALL_SETTINGS, PERIOD, YEARLY, grant, ids_of, new_row, read_row
@@ -21,8 +21,8 @@ values = st.one_of(st.integers(-50, 50), st.sampled_from(EDGES), st.integers(MIN
 steps = st.one_of(st.integers(1, 20), st.sampled_from((2**53 + 1, MAX_STEP)))
 
 
-def change(sequence: Sequence | None = None, at_least: int = 0, by: str = "me", **more: Any) -> Revision:
-    return Revision(sequence or Sequence(), at_least, by, 1_700_000_100.5)._replace(**more)
+def change(sequence: Sequence | None = None, at_least: int = 0, by: str = "me", **more: Any) -> RowChange:
+    return RowChange(sequence or Sequence(), at_least, by, 1_700_000_100.5)._replace(**more)
 
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)

@@ -12,7 +12,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, SequenceNotFound, StoreOutcomeUnknown, StoreRetired
 from idalloc_server.domain.sequences.sequence import MAX_ID, Ordering, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.records import Row, RowChange
 from idalloc_server.domain.store.retirement import RETIRED_BY, retirement_row
 from tests.store.conftest import ALL
 from tests.support.fake_store import FakeClock
@@ -120,7 +120,7 @@ async def test_a_replay_after_a_change_burns_the_ids(node: Node, store: Store, o
 
     async def create_twice(row: Row) -> Row:
         await store.create(row)
-        assert await other.revise("s", 0, Revision(Sequence(), 9, "advance", 5.0, generation=row.generation + 1))
+        assert await other.revise("s", 0, RowChange(Sequence(), 9, "advance", 5.0, generation=row.generation + 1))
         return await store.create(row)
 
     node.counted.creating = create_twice

@@ -4,7 +4,7 @@ import pytest
 
 from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from idalloc_server.store.cratedb.statements import Statements
 from tests.store.conftest import ALL, BACKENDS, CRATEDB
 from tests.support.fake_store import FakeClock
@@ -207,7 +207,7 @@ async def test_every_write_of_the_row_is_counted(opener: Opener, clock: FakeCloc
     assert last.writes == first.writes + 2
     assert await other.give_back("s", 1, last.version)
     assert (await grant(store, "s", 1)).writes == first.writes + 4
-    change = Revision((await read_row(store, "s")).sequence, 0, "me", clock.wall(), ends_leases=False)
+    change = RowChange((await read_row(store, "s")).sequence, 0, "me", clock.wall(), ends_leases=False)
     await store.revise("s", 0, change)
     await store.revise("s", 0, change)  # made before
     await store.create(new_row("s"))

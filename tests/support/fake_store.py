@@ -46,7 +46,7 @@ from idalloc_server.domain.store.records import (
     GrantFloor,
     RecordedAllocation,
     RecordedEnd,
-    Revision,
+    RowChange,
     RowVersion,
     ids_left,
 )
@@ -344,7 +344,7 @@ class MemoryStore(ForwardingStore):
         ]
         return [self.rows[name].stored(name) for name in names[:limit]]
 
-    def _revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
+    def _revise(self, name: str, revision: int, change: RowChange) -> StoredRow | None:
         if retirement_blocks(name, change):
             raise_if_retired(self._get(RETIREMENT), name)
         row = self.rows.get(name)

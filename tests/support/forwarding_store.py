@@ -16,8 +16,8 @@ from idalloc_server.domain.store.records import (
     GrantFloor,
     RecordedAllocation,
     RecordedEnd,
-    Revision,
     Row,
+    RowChange,
     RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
@@ -64,7 +64,7 @@ class ForwardingStore(ABC):
         answer: Rows = await self._call("list", prefix, after, limit, with_deleted, with_periods)
         return answer
 
-    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+    async def revise(self, name: str, revision: int, change: RowChange) -> Row | None:
         answer: Row | None = await self._call("revise", name, revision, change)
         return answer
 

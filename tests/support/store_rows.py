@@ -35,7 +35,7 @@ def new_row(name: str, sequence: Sequence | None = None, **more: Any) -> Row:
 
 
 def requested_row(name: str, sequence: Sequence | None = None, last_value: int | None = None) -> Row:
-    """Return the row of a sequence as a create request makes it, with a change token."""
+    """Return the row of a sequence as a create request makes it, with a change key."""
     sequence = sequence or Sequence()
     return Row(name, sequence.before_start if last_value is None else last_value, sequence, revised_by=f"{name}:0")
 

@@ -287,7 +287,7 @@ def _parse_entries(kind: type[Any], table: str, tables: dict[str, Any], path: st
                 location = ()
             if first["type"] == "tuple_type":
                 message = 'must be a list, such as ["…"]'
-            keys = [f"{part}: " if isinstance(part, str) else f"number {part + 1}: " for part in location]
+            keys = [f"{key}: " if isinstance(key, str) else f"number {key + 1}: " for key in location]
             where = f"{path}: {_describe(table, number, values)}: {''.join(keys)}"
             raise StartRefused("access_file", f"{where}{message[:1].lower()}{message[1:]}") from None
     return entries

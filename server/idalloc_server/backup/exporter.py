@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store, all_rows
-from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.records import Row, RowChange
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row
 
 # The new place of the sequences in errors of a retired store, by default.
@@ -73,7 +73,7 @@ async def retire(
     await _change(
         store,
         await store.get(RETIREMENT) or await store.create(wanted),
-        lambda row: Revision(wanted.sequence, at_least=0, by=by, at=clock.wall()),
+        lambda row: RowChange(wanted.sequence, at_least=0, by=by, at=clock.wall()),
         unless=lambda row: not row.deleted and moved_to in ("", row.sequence.description),
     )
     count = 0
@@ -100,11 +100,11 @@ async def unretire(store: Store, clock: Clock) -> None:
     by = f"unretire:{uuid4()}"
     row = await store.get(RETIREMENT)
     if row is not None:
-        await _change(store, row, lambda row: Revision(row.sequence, at_least=0, by=by, at=clock.wall(), deleted=True))
+        await _change(store, row, lambda row: RowChange(row.sequence, at_least=0, by=by, at=clock.wall(), deleted=True))
 
 
-def _tombstone(row: Row, by: str, clock: Clock) -> Revision:
-    return Revision(
+def _tombstone(row: Row, by: str, clock: Clock) -> RowChange:
+    return RowChange(
         row.sequence,
         at_least=row.last_value or row.sequence.before_start,
         by=by,
@@ -117,7 +117,7 @@ def _tombstone(row: Row, by: str, clock: Clock) -> Revision:
 async def _change(
     store: Store,
     row: Row,
-    change: Callable[[Row], Revision],
+    change: Callable[[Row], RowChange],
     unless: Callable[[Row], bool] = attrgetter("deleted"),
 ) -> Row:
     """Change a row despite concurrent changes, unless it needs no change; return the newest row."""

@@ -12,7 +12,7 @@ from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_pe
 from idalloc_server.domain.sequences.validation import changed_bound, check_change
 from idalloc_server.domain.store.name_holds import RESERVED_BY, is_reserved, reserved_row, settings_before
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.records import Row, RowChange
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, raise_if_retired
 
 _ATTEMPTS = 10
@@ -167,7 +167,7 @@ class Importer:
             with suppress(SequenceDeleted):  # deleted meanwhile
                 await self.store.grant(line.name, 0, line.lease_ms)
         newest = max(wanted.generation, row.generation, generation)
-        change = Revision(
+        change = RowChange(
             wanted.sequence,
             at_least=_counter(wanted),
             by=self.by,

@@ -10,7 +10,7 @@ from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Sequence,
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.name_holds import reserved_row
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from idalloc_server.domain.witness.comparison import marks
 from idalloc_server.domain.witness.marks import START, Witness
 
@@ -63,7 +63,7 @@ async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Re
         elif row is not None and not period:
             state = "advanced"
             generation = generation_after(row.sequence, row.generation, clock)
-            change = Revision(row.sequence, last_id, by, clock.wall(), generation=generation)
+            change = RowChange(row.sequence, last_id, by, clock.wall(), generation=generation)
             await store.revise(name, row.revision, change)
         found.append(Repaired(sequence, period, last_id, state))
     return found

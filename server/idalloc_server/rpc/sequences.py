@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc_server.auth.call_types import Context
-from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.change_keys import ChangeKey
 from idalloc_server.domain.administration.service import ChangeResult, SequenceService
 from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
@@ -68,10 +68,10 @@ class SequencesServicer:
 
     async def CreateSequence(self, request: pb.CreateSequenceRequest, context: Context) -> pb.CreateSequenceResponse:
         """See sequences.proto."""
-        change_token = self._change_token(request, request.request_id)
+        change_key = self._change_key(request, request.request_id)
         with _prefix_fields("sequence"):
             given = _settings_of(request.sequence, _set_fields(request.sequence))
-            created = await self.service.create(request.sequence.name, given, change_token)
+            created = await self.service.create(request.sequence.name, given, change_key)
         return pb.CreateSequenceResponse(sequence=_to_message(created))
 
     async def GetSequence(self, request: pb.GetSequenceRequest, context: Context) -> pb.GetSequenceResponse:
@@ -115,44 +115,44 @@ class SequencesServicer:
 
     async def UpdateSequence(self, request: pb.UpdateSequenceRequest, context: Context) -> pb.UpdateSequenceResponse:
         """See sequences.proto."""
-        change_token = self._change_token(request, request.request_id)
+        change_key = self._change_key(request, request.request_id)
         fields = _masked_fields(request)
         with _prefix_fields("sequence"):
             given = _settings_of(request.sequence, fields)
-            changed = await self.service.update(request.sequence.name, given, request.sequence.etag, change_token)
+            changed = await self.service.update(request.sequence.name, given, request.sequence.etag, change_key)
         return pb.UpdateSequenceResponse(**_to_reply(changed))
 
     async def DeleteSequence(self, request: pb.DeleteSequenceRequest, context: Context) -> pb.DeleteSequenceResponse:
         """See sequences.proto."""
-        change_token = self._change_token(request, request.request_id)
-        changed = await self.service.delete(request.name, request.etag, change_token)
+        change_key = self._change_key(request, request.request_id)
+        changed = await self.service.delete(request.name, request.etag, change_key)
         return pb.DeleteSequenceResponse(**_to_reply(changed))
 
     async def AdvanceSequence(self, request: pb.AdvanceSequenceRequest, context: Context) -> pb.AdvanceSequenceResponse:
         """See sequences.proto."""
-        change_token = self._change_token(request, request.request_id)
+        change_key = self._change_key(request, request.request_id)
         if not request.HasField("past"):
             raise InvalidRequest("past", "must be set, even if it is 0")
         changed = await self.service.advance(
-            request.name, request.past, request.period, etag=request.etag, change_token=change_token
+            request.name, request.past, request.period, etag=request.etag, change_key=change_key
         )
         return pb.AdvanceSequenceResponse(**_to_reply(changed))
 
     async def ParseId(self, request: pb.ParseIdRequest, context: Context) -> pb.ParseIdResponse:
         """See sequences.proto."""
-        parts = await self.service.parse(request.sequence, request.text)
+        parsed = await self.service.parse(request.sequence, request.text)
         return pb.ParseIdResponse(
-            value=parts.value,
-            year=parts.year,
-            month=parts.month,
-            day=parts.day,
-            prefix=parts.prefix,
-            check=parts.check,
+            value=parsed.value,
+            year=parsed.year,
+            month=parsed.month,
+            day=parsed.day,
+            prefix=parsed.prefix,
+            check=parsed.check,
         )
 
-    def _change_token(self, request: Message, request_id: str) -> ChangeToken:
+    def _change_key(self, request: Message, request_id: str) -> ChangeKey:
         content = request.DESCRIPTOR.full_name.encode() + b"\0" + request.SerializeToString(deterministic=True)
-        return self.service.change_token(request_id, content)
+        return self.service.change_key(request_id, content)
 
 
 @contextmanager

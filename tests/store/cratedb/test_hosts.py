@@ -8,7 +8,7 @@ import pytest
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreUnavailable, StoreUnreachable
 from idalloc_server.domain.sequences.sequence import Sequence
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from idalloc_server.store.cluster.http_transport import HostTimeouts
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.store import CrateStore
@@ -264,7 +264,7 @@ class TestConditionalWrites:
     ) -> None:
         """P2, P5: a write that depends on the state of the row is sent to one host at most."""
         store = CrateStore("crate://", make_http(*nodes[:2]), "doc")
-        change = Revision(Sequence(), at_least=0, by="token", at=0.0, deleted=True)  # this kind needs no read first
+        change = RowChange(Sequence(), at_least=0, by="token", at=0.0, deleted=True)  # this kind needs no read first
         calls = {
             "give_back": store.give_back("s", 5, (1, 1, 1)),
             "revise": store.revise("s", 0, change),

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.domain.store.records import RecordedAllocation, RowChange
 from idalloc_server.domain.store.retention import Retention
 from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator, Fault
@@ -109,7 +109,7 @@ class TestReplays:
         await store.open()
         await store.create(requested_row("s"))
         emulator.inject(Fault("duplicate", match="rev_by"))
-        revised = await store.revise("s", 0, Revision(Sequence(), 41, "me", 5.0))
+        revised = await store.revise("s", 0, RowChange(Sequence(), 41, "me", 5.0))
         assert revised is not None
         assert (revised.revised_by, revised.revision, revised.generation, revised.last_value) == ("me", 1, 2, 41)
 
@@ -117,9 +117,9 @@ class TestReplays:
         """P5: a revision that is replayed after a later one changes nothing."""
         await store.open()
         await store.create(requested_row("s"))
-        first = Revision(Sequence(max_value=50), 20, "first", 5.0)
+        first = RowChange(Sequence(max_value=50), 20, "first", 5.0)
         await store.revise("s", 0, first)
-        second = await store.revise("s", 1, Revision(Sequence(max_value=90), 0, "second", 6.0))
+        second = await store.revise("s", 1, RowChange(Sequence(max_value=90), 0, "second", 6.0))
         assert await store.revise("s", 0, first) == second
 
     async def test_timestamps_granted_twice_burn_the_first(

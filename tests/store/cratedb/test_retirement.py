@@ -9,7 +9,7 @@ import pytest
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRetired, StoreUnavailable
 from idalloc_server.domain.sequences.sequence import Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row
 from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator, Fault
@@ -21,8 +21,8 @@ AT = 1_700_000_000.0
 RETIREMENT_ROW = retirement_row("db1, schema idalloc", f"{RETIRED_BY}me", AT)
 
 
-def change(by: str, *, deleted: bool = False) -> Revision:
-    return Revision(Sequence(), 0, by, AT, deleted=deleted)
+def change(by: str, *, deleted: bool = False) -> RowChange:
+    return RowChange(Sequence(), 0, by, AT, deleted=deleted)
 
 
 def claim(store: Store) -> Awaitable[object]:

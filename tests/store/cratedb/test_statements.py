@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.errors import SequenceDeleted
 from idalloc_server.domain.sequences.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from tests.store.conftest import CRATEDB
 from tests.support.store_backends import Opener
 from tests.support.store_rows import requested_row
@@ -35,7 +35,7 @@ class TestArithmetic:
                 sequence = Sequence(start=start, step=size if rising else -size, min_value=MIN_ID, max_value=MAX_ID)
                 name = f"s{size},{last_value},{start}"
                 await cluster.create(requested_row(name, sequence, last_value))
-                revised = await cluster.revise(name, 0, Revision(sequence, at_least, "me", 5.0))
+                revised = await cluster.revise(name, 0, RowChange(sequence, at_least, "me", 5.0))
                 choose = max if rising else min
                 expected = sequence.align(choose(last_value, at_least, sequence.before_start))
                 assert revised is not None
@@ -111,7 +111,7 @@ class TestArithmetic:
     async def test_a_tombstone_grants_nothing(self, cluster: Store) -> None:
         """P5: a deleted sequence grants nothing, and keeps its counter."""
         await cluster.create(requested_row("s"))
-        await cluster.revise("s", 0, Revision(Sequence(), 0, "me", 5.0, deleted=True))
+        await cluster.revise("s", 0, RowChange(Sequence(), 0, "me", 5.0, deleted=True))
         with pytest.raises(SequenceDeleted):
             await cluster.grant("s", 5, 1000)
         with pytest.raises(SequenceDeleted):

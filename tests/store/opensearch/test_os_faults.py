@@ -14,7 +14,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.domain.store.records import RecordedAllocation, RowChange
 from idalloc_server.store.cluster.http_transport import HostTimeouts
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.store import OpenSearchStore
@@ -174,7 +174,7 @@ class TestReplays:
     async def test_a_revision_applied_twice_is_one(self, opensearch: OpenSearchStandIn, store: Store) -> None:
         """P5: the second application finds a later revision, and changes nothing."""
         opensearch.inject(Fault("duplicate", match="REVISE"))
-        revised = await store.revise("s", 0, Revision(Sequence(), 41, "me", 5.0))
+        revised = await store.revise("s", 0, RowChange(Sequence(), 41, "me", 5.0))
         assert revised is not None
         assert (revised.revised_by, revised.revision, revised.generation, revised.last_value) == ("me", 1, 2, 41)
         assert await read_row(store, "s") == revised

@@ -10,7 +10,7 @@ import pytest
 from idalloc_server.domain.errors import SequenceInvalid, StartRefused, StoreAnsweredError, StoreRefused
 from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.domain.store.records import RecordedAllocation, RowChange
 from tests.store.conftest import OPENSEARCH
 from tests.support.opensearch.backend import OpenSearchBackend
 from tests.support.store_backends import Opener
@@ -230,7 +230,7 @@ class TestEditedRows:
         await assert_invalid(store, "s")
         if field == "last_value":  # a revision replaces the others
             with pytest.raises(SequenceInvalid, match="'s'"):
-                await store.revise("s", 0, Revision(Sequence(), 50, "me", 1.5))
+                await store.revise("s", 0, RowChange(Sequence(), 50, "me", 1.5))
         await backend.put_document("s", whole)
         assert (await grant(store, "s", 1)).last_value == 42
 
@@ -241,7 +241,7 @@ class TestEditedRows:
         with pytest.raises(SequenceInvalid, match="its last_value is NULL; set it"):
             await store.grant("s", 10, 1000)
         with pytest.raises(SequenceInvalid, match="its last_value is NULL"):
-            await store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5))
+            await store.revise("s", 0, RowChange(Sequence(), 5, "me", 1.5))
 
     async def test_a_text_is_not_stored(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """P1: the mapping refuses a text or a fraction in place of a number; the row stays."""

@@ -10,7 +10,7 @@ import pytest
 from idalloc_server.domain.errors import SequenceInvalid, StartRefused, StoreFailure, StoreOutcomeUnknown
 from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.domain.store.records import RecordedAllocation, RowChange
 from idalloc_server.domain.store.retention import Retention
 from idalloc_server.store.urls import open_store
 from tests.support.fake_store import FakeClock
@@ -56,7 +56,7 @@ def calls(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
         "open_period": lambda: store.open_period("s\x1f2026", Sequence(), 5, 1),
         "get": lambda: store.get("s"),
         "list": lambda: store.list("", "", 9, with_deleted=True, with_periods=True),
-        "revise": lambda: store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5)),
+        "revise": lambda: store.revise("s", 0, RowChange(Sequence(), 5, "me", 1.5)),
         "record": lambda: store.record([ONE]),
         "recorded": lambda: store.recorded("r"),
         "count": lambda: store.count_recorded(9),

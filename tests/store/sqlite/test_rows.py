@@ -10,7 +10,7 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import Sequence
-from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.domain.store.records import RecordedAllocation, RowChange
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import execute, last_granted
 from tests.support.fake_store import FakeClock
@@ -50,7 +50,7 @@ class TestRows:
     async def test_columns_of_other_programs_keep_their_values(self, store: SqliteStore, path: Path) -> None:
         """A write keeps the values of columns that another program added."""
         execute(path, "ALTER TABLE sequences ADD COLUMN owner TEXT", "UPDATE sequences SET owner = 'sales'")
-        await store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5))
+        await store.revise("s", 0, RowChange(Sequence(), 5, "me", 1.5))
         rows = execute(path, "SELECT owner, last_value, changed_at FROM sequences WHERE name = 's'")
         assert rows == [("sales", 5, 1.5)]
 

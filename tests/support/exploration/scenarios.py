@@ -138,7 +138,7 @@ def _advance_lease(world: World) -> None:
 
 
 async def _changing(world: World, node: ExploredNode, kind: str, given: Given) -> None:
-    await world.calls.change(node, "a", kind, given, node.service.change_token("", b""))
+    await world.calls.change(node, "a", kind, given, node.service.change_key("", b""))
 
 
 def _change(world: World, node: ExploredNode, kind: str, given: Given) -> None:

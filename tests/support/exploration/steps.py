@@ -55,8 +55,8 @@ def change(
     """An operator changes a sequence, or may change it: create, update, delete or advance."""
 
     async def call(world: World, at: ExploredNode) -> None:
-        change_token = at.service.change_token(request_id, repr((kind, name, given)).encode())
-        await world.calls.change(at, name, kind, given, change_token)
+        change_key = at.service.change_key(request_id, repr((kind, name, given)).encode())
+        await world.calls.change(at, name, kind, given, change_key)
 
     return Step(f"an operator asks n{node} to {kind} {name!r}" + (f": {given}" if given else ""), node, call, must=must)
 

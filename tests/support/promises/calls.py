@@ -9,7 +9,7 @@ from typing import Any
 from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import retire
 from idalloc_server.backup.importer import Importer
-from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.change_keys import ChangeKey
 from idalloc_server.domain.errors import Refusal, StartRefused
 from idalloc_server.domain.sequences.sequence import Reset
 from idalloc_server.domain.store.protocol import Store
@@ -67,7 +67,7 @@ class CheckedCalls:
         self._promises.record_prefix(node, prefix)
         self._promises.record_start(node)
 
-    async def change(self, node: Node, name: str, kind: str, given: Any, change_token: ChangeToken) -> None:
+    async def change(self, node: Node, name: str, kind: str, given: Any, change_key: ChangeKey) -> None:
         """Create, update, delete or advance a sequence.
 
         Args:
@@ -75,31 +75,31 @@ class CheckedCalls:
             name: The sequence's name.
             kind: create, update, delete or advance.
             given: The settings of a creation or an update; the value and the period of an advance.
-            change_token: Identifies the change.
+            change_key: Identifies the change.
         """
         service = node.service
         self._promises.record_change_call(node, name)
         if kind == "create":
-            self._record_row((await service.create(name, given, change_token)).row, change_token)
+            self._record_row((await service.create(name, given, change_key)).row, change_key)
             return
         if kind == "update":
-            changed = await service.update(name, given, "", change_token)
+            changed = await service.update(name, given, "", change_key)
         elif kind == "delete":
-            changed = await service.delete(name, "", change_token)
+            changed = await service.delete(name, "", change_key)
         else:
             past, period = given
-            changed = await service.advance(name, past, period, "", change_token)
+            changed = await service.advance(name, past, period, "", change_key)
             at = self._now() + changed.effective_delay
             self._promises.record_advance(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
         row = changed.summary.row
-        self._record_row(row, change_token)
+        self._record_row(row, change_key)
         if kind == "update" and row.lease_ms and not changed.effective_delay:
             return  # It ended no leases: the generation may be another change's.
         self._promises.record_change(name, self._now() + changed.effective_delay, row.generation + row.deleted, node)
 
-    def _record_row(self, row: Row, change_token: ChangeToken) -> None:
+    def _record_row(self, row: Row, change_key: ChangeKey) -> None:
         """Check that the row of a reply is of this change, and record its settings."""
-        assert change_token.value == row.revised_by, f"a change of {row.name!r} is answered by another one's row (P5)"
+        assert change_key.value == row.revised_by, f"a change of {row.name!r} is answered by another one's row (P5)"
         self._promises.record_settings(row.name, row.generation, row.sequence)
 
     async def bring_in(self, store: Store, clock: MachineClock, lines: list[bytes]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from idalloc_server.backup.exporter import export_lines
-from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.change_keys import ChangeKey
 from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store.identity import IDENTITY
@@ -33,7 +33,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         self.exported: list[bytes] = []
         # The lowest and the highest value of each counter so far, and its last settings.
         self.lost: dict[str, tuple[int, int, Sequence]] = {}
-        self.changes: dict[str, tuple[ChangeToken, str, Any]] = {}
+        self.changes: dict[str, tuple[ChangeKey, str, Any]] = {}
 
     def _end(self) -> None:
         """Assert that all nodes serve after the faults, and stop them."""
@@ -81,9 +81,9 @@ class SimulatedCluster(RuleBasedStateMachine):
     def _change(self, which: int, name: str, kind: str, given: Any) -> None:
         node = self._node(which)
         if node:
-            change_token = node.service.change_token("", b"")
-            self.changes[name] = (change_token, kind, given)
-            self._call_node(node, self.calls.change, name, kind, given, change_token)
+            change_key = node.service.change_key("", b"")
+            self.changes[name] = (change_key, kind, given)
+            self._call_node(node, self.calls.change, name, kind, given, change_key)
 
     @property
     def _store(self) -> Store:
@@ -172,7 +172,7 @@ class SimulatedCluster(RuleBasedStateMachine):
                     field: getattr(sequence, field)
                     for field in ("start", "step", "min_value", "max_value", "kind", "ordering", "format", "reset")
                 }
-                await service.create(name, given, service.change_token("", b""))
+                await service.create(name, given, service.change_key("", b""))
                 row = await node.connection.get(name)
             assert row
             # Align the value to the current settings: a counter right before it would look like a
@@ -186,13 +186,13 @@ class SimulatedCluster(RuleBasedStateMachine):
                 values[name, period] = (value, row.sequence.step)
             if row.sequence.is_past(value, row.sequence.bound):
                 bound = "max_value" if row.sequence.step > 0 else "min_value"
-                await service.update(name, {bound: value}, "", service.change_token("", b""))
-            changed = await service.advance(name, value, period, "", service.change_token("", b""))
+                await service.update(name, {bound: value}, "", service.change_key("", b""))
+            changed = await service.advance(name, value, period, "", service.change_key("", b""))
             seen = max(other.allocator.generation_seen(name) for other in self.world.nodes)
             if changed.summary.row.generation <= seen:
                 ahead = seen / 1000 - node.clock.wall()
                 assert ahead > 0, f"{name!r} repeats generation {changed.summary.row.generation}"
                 # The seen generation is of a clock that was ahead: advance with a later clock.
                 node.clock.offset = ahead + 1.0
-                await service.advance(name, value, period, "", service.change_token("", b""))
+                await service.advance(name, value, period, "", service.change_key("", b""))
                 node.clock.offset = 0.0

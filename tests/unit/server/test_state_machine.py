@@ -102,8 +102,8 @@ class Service(SimulatedCluster):
     @rule(which=NODES, name=NAMES)
     def repeat_a_change(self, which: int, name: str) -> None:
         if name in self.changes:
-            change_token, kind, given = self.changes[name]
-            self._call(which, self.calls.change, name, kind, given, change_token)
+            change_key, kind, given = self.changes[name]
+            self._call(which, self.calls.change, name, kind, given, change_key)
 
     # Time and faults.
 

@@ -45,7 +45,7 @@ _KEYS: dict[SortKey, Callable[[SequenceSummary], float]] = {
 
 
 class Found(NamedTuple):
-    """A part of a list."""
+    """A page of a list."""
 
     sequences: list[SequenceSummary]
     total: int  # the number of sequences in the whole list
@@ -86,13 +86,13 @@ class SequenceIndex:
             self._requested.clear()
 
     def find(self, search: str, sort: SortKey, *, descending: bool, offset: int, limit: int) -> Found:
-        """Return a part of the list of sequences whose names contain a text, in any case.
+        """Return a page of the list of sequences whose names contain a text, in any case.
 
         Args:
             search: The text; empty for all sequences.
             sort: What the list is sorted by; equal ones are in the order of their names.
             descending: Whether the largest comes first.
-            offset: How many sequences of the list come before the part.
+            offset: How many sequences of the list come before the page.
             limit: The most sequences to return.
         """
         self._requested.set()
@@ -105,8 +105,8 @@ class SequenceIndex:
             order = [number for number in order if text in self._folded[number]]
         if descending:
             order = order[::-1]
-        part = [self._kept[number] for number in order[offset : offset + limit]]
-        return Found(part, len(order), self._is_complete, self._as_of)
+        page = [self._kept[number] for number in order[offset : offset + limit]]
+        return Found(page, len(order), self._is_complete, self._as_of)
 
     async def _scan(self) -> None:
         as_of = self._clock.wall()

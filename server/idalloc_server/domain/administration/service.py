@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import structlog
 
-from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.change_keys import ChangeKey
 from idalloc_server.domain.administration.paging import read_page
 from idalloc_server.domain.administration.summary import SequenceSummary, etag_of
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -43,7 +43,7 @@ from idalloc_server.domain.sequences.validation import (
 )
 from idalloc_server.domain.store.name_holds import is_reserved, raise_if_reserved, settings_before
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.records import Row, RowChange
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired
 from idalloc_server.domain.store.store_calls import within_timeout
 
@@ -86,8 +86,8 @@ class SequenceService:
     generations_ended: int = field(default=0, init=False)  # how many generations were ended
     _changes: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
 
-    def change_token(self, request_id: str, content: bytes) -> ChangeToken:
-        """Return the token of a change request.
+    def change_key(self, request_id: str, content: bytes) -> ChangeKey:
+        """Return the key of a change request.
 
         Args:
             request_id: The caller's request id, a UUID; empty for a random one.
@@ -100,7 +100,7 @@ class SequenceService:
             request_id = str(uuid.UUID(bytes=self.random(16), version=4))
         elif not _UUID.fullmatch(request_id := request_id.lower()):
             raise InvalidRequest("request_id", "must be a UUID such as 0b5ff5ea-9b2a-4bf0-8a1c-3f0d6e1f2a77")
-        return ChangeToken(request_id, hashlib.sha256(content).hexdigest()[:16])
+        return ChangeKey(request_id, hashlib.sha256(content).hexdigest()[:16])
 
     async def get(self, name: str, period: str = "") -> SequenceSummary:
         """Return a sequence in a period; empty for the current one.
@@ -170,7 +170,7 @@ class SequenceService:
         row = await self._get_live_row(name)
         return compile_format(row.sequence.format).parse(text)
 
-    async def create(self, name: str, given: Mapping[str, Any], change_token: ChangeToken) -> SequenceSummary:
+    async def create(self, name: str, given: Mapping[str, Any], change_key: ChangeKey) -> SequenceSummary:
         """Create a sequence.
 
         A deleted one continues after its last value, and a reserved name needs a start.
@@ -178,14 +178,14 @@ class SequenceService:
         Args:
             name: The sequence's name.
             given: The settings, as for ``resolve_settings``.
-            change_token: Identifies the request.
+            change_key: Identifies the request.
 
         Raises:
             Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreFailure;
                 SequenceChanged if concurrent changes interfere repeatedly.
         """
 
-        async def plan(row: Row) -> Revision:
+        async def plan(row: Row) -> RowChange:
             if not row.deleted:
                 raise SequenceExists(name)
             if row.last_value is None:
@@ -194,7 +194,7 @@ class SequenceService:
                 raise InvalidRequest("start", f"must be set, past the highest id in use: {row.sequence.description}")
             counter = (await self._counter(row._replace(sequence=sequence)))[1]
             check_change(settings_before(row, sequence), sequence, counter)
-            return self._revision(row, sequence, change_token)
+            return self._revision(row, sequence, change_key)
 
         check_name(name, "name")
         check_texts({**given, "name": name})
@@ -205,55 +205,55 @@ class SequenceService:
             sequence.before_start,
             sequence,
             generation=generation_after(sequence, self._allocator.generation_seen(name), self._clock),
-            revised_by=change_token.value,
+            revised_by=change_key.value,
             created_at=now,
             changed_at=now,
         )
-        row, _ = await self._run_to_completion(name, self._change(name, change_token, plan, new))
+        row, _ = await self._run_to_completion(name, self._change(name, change_key, plan, new))
         return await self.summary_of(row)
 
-    async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
+    async def update(self, name: str, given: Mapping[str, Any], etag: str, change_key: ChangeKey) -> ChangeResult:
         """Update settings of a sequence.
 
         Args:
             name: The sequence's name.
             given: The settings to change, as for ``resolve_settings``.
             etag: The etag that the sequence must have; empty for any.
-            change_token: Identifies the request.
+            change_key: Identifies the request.
 
         Raises:
             Refusal: InvalidRequest (name, settings), SequenceNotFound, SequenceInvalid,
                 SequenceChanged, RequestIdReused, StoreFailure.
         """
 
-        async def plan(row: Row) -> Revision:
+        async def plan(row: Row) -> RowChange:
             await self._check_changeable(row, etag)
             before = row.sequence
             after = resolve_settings(given, before)
             check_change(before, after, (await self._counter(row._replace(sequence=after)))[1])
             ends_leases = replace(after, description=before.description, labels=before.labels) != before
-            return self._revision(row, after, change_token, ends_leases=ends_leases)
+            return self._revision(row, after, change_key, ends_leases=ends_leases)
 
         check_name(name, "name")
         check_texts(given)
-        row, ends_leases = await self._run_to_completion(name, self._change(name, change_token, plan))
+        row, ends_leases = await self._run_to_completion(name, self._change(name, change_key, plan))
         return await self._result(row, ends_leases=ends_leases)
 
-    async def delete(self, name: str, etag: str, change_token: ChangeToken) -> ChangeResult:
+    async def delete(self, name: str, etag: str, change_key: ChangeKey) -> ChangeResult:
         """Delete a sequence; its tombstone keeps the counter.
 
         Arguments and errors are those of ``update``.
         """
 
-        async def plan(row: Row) -> Revision:
+        async def plan(row: Row) -> RowChange:
             await self._check_changeable(row, etag)
-            return self._revision(row, row.sequence, change_token)._replace(deleted=True)
+            return self._revision(row, row.sequence, change_key)._replace(deleted=True)
 
         check_name(name, "name")
-        row, _ = await self._run_to_completion(name, self._change(name, change_token, plan))
+        row, _ = await self._run_to_completion(name, self._change(name, change_key, plan))
         return await self._result(row)
 
-    async def advance(self, name: str, past: int, period: str, etag: str, change_token: ChangeToken) -> ChangeResult:
+    async def advance(self, name: str, past: int, period: str, etag: str, change_key: ChangeKey) -> ChangeResult:
         """Advance a sequence's counter past a value, and end all leases.
 
         Creates the sequence of a reserved name.
@@ -263,14 +263,14 @@ class SequenceService:
             past: No id at or before this value is issued once the change is effective.
             period: The period whose counter to advance; empty for the current one.
             etag: The etag that the sequence must have; empty for any.
-            change_token: Identifies the request.
+            change_key: Identifies the request.
 
         Raises:
             Refusal: InvalidRequest (name, past, period), SequenceNotFound, SequenceInvalid,
                 SequenceChanged, RequestIdReused, StoreFailure.
         """
 
-        async def plan(row: Row) -> Revision:
+        async def plan(row: Row) -> RowChange:
             nonlocal etag
             await self._check_changeable(row, etag, revives=True)
             sequence = Sequence() if is_reserved(row) else row.sequence
@@ -288,7 +288,7 @@ class SequenceService:
             if sequence.is_past(at_least, past) and at_least != sequence.before_start:
                 at_least -= sequence.step  # the last possible value at or before ``past``
             if sequence.reset == Reset.NEVER:
-                return self._revision(row, sequence, change_token)._replace(at_least=at_least)
+                return self._revision(row, sequence, change_key)._replace(at_least=at_least)
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
             seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
             opened = await self._call_store(
@@ -296,10 +296,10 @@ class SequenceService:
             )
             etag = ""  # The etag matched, and the change must be completed.
             newer = generation_after(sequence, opened, self._clock)
-            return self._revision(row, sequence, change_token)._replace(generation=newer)
+            return self._revision(row, sequence, change_key)._replace(generation=newer)
 
         check_name(name, "name")
-        row, _ = await self._run_to_completion(name, self._change(name, change_token, plan))
+        row, _ = await self._run_to_completion(name, self._change(name, change_key, plan))
         which = period or period_at(row.sequence, self._clock.wall())
         return await self._result(row, which)
 
@@ -309,7 +309,7 @@ class SequenceService:
             await asyncio.wait(self._changes)
 
     async def _change(
-        self, name: str, change_token: ChangeToken, plan: Callable[[Row], Awaitable[Revision]], new: Row | None = None
+        self, name: str, change_key: ChangeKey, plan: Callable[[Row], Awaitable[RowChange]], new: Row | None = None
     ) -> tuple[Row, bool]:
         """Apply ``plan`` to a row despite concurrent changes, or create ``new`` if there is none.
 
@@ -321,13 +321,13 @@ class SequenceService:
             row = await self._call_store(self._store.create(new)) if new else revised
             if row is None:
                 raise SequenceNotFound(name)
-            if change_token.wrote(row):
+            if change_key.wrote(row):
                 if new:
                     publish_sequence(None, row)
                 return row, True  # If it is a retry: assume that leases had to end.
             change = await plan(row)
             revised = await self._call_store(self._store.revise(name, row.revision, change))
-            if revised is not None and change_token.wrote(revised):
+            if revised is not None and change_key.wrote(revised):
                 publish_sequence(row, revised)
                 self.generations_ended += change.ends_leases and not new
                 return revised, change.ends_leases
@@ -344,15 +344,13 @@ class SequenceService:
         if row.last_value is None:
             raise SequenceInvalid(row.name, NULL_LAST_VALUE)
 
-    def _revision(
-        self, row: Row, sequence: Sequence, change_token: ChangeToken, *, ends_leases: bool = True
-    ) -> Revision:
+    def _revision(self, row: Row, sequence: Sequence, change_key: ChangeKey, *, ends_leases: bool = True) -> RowChange:
         # A restored store may be behind a generation that this node saw.
         seen = max(row.generation, self._allocator.generation_seen(row.name))
-        return Revision(
+        return RowChange(
             sequence,
             sequence.before_start,
-            change_token.value,
+            change_key.value,
             self._clock.wall(),
             ends_leases=ends_leases,
             generation=generation_after(sequence, seen, self._clock) if ends_leases else 1,

@@ -43,7 +43,7 @@ from idalloc_server.domain.witness.chain import WitnessOvertaken
 
 _T = TypeVar("_T")
 _DEFAULTS = Sequence()
-_TOKEN_BYTES = 16
+_NONCE_BYTES = 16
 # How often a grant is repeated because marks of other nodes overtook it, or its answer was lost.
 _MAX_REPEATS = 4
 # A failed renewal is retried after this time.
@@ -141,7 +141,7 @@ class CounterRow:
     async def create(self, wanted: int) -> Grant:
         """Create the row with default settings and grant ``wanted`` ids.
 
-        If the row exists, this is a ``grant``. The new row has a token that no other call has. If
+        If the row exists, this is a ``grant``. The new row has a nonce that no other call has. If
         the stored row has it, the ids from the start belong to this process, even if another node
         has advanced the counter since. The store may apply the write again, which changes nothing.
 
@@ -160,7 +160,7 @@ class CounterRow:
         granted = wanted if wanted <= bound - before else 0
         generation = generation_after(_DEFAULTS, 0, self._shared.clock)
         now = self._shared.clock.wall()
-        token = FIRST_USE + self._shared.random(_TOKEN_BYTES).hex()
+        nonce = FIRST_USE + self._shared.random(_NONCE_BYTES).hex()
         row = Row(
             name=self.name,
             last_value=before + granted,
@@ -168,7 +168,7 @@ class CounterRow:
             generation=generation,
             lease_ms=int(self._shared.allocation_config.lease_ttl * 1000),
             revision=0,
-            revised_by=token,
+            revised_by=nonce,
             created_at=now,
             changed_at=now,
         )
@@ -176,7 +176,7 @@ class CounterRow:
             stored = await self._within_timeout(self._shared.store.create(row), granted)
         except WitnessOvertaken:
             return await self._grant_existing(wanted)
-        if stored.revised_by != token:
+        if stored.revised_by != nonce:
             return await self._grant_existing(wanted)
         left = bound - before - granted
         # The version is unknown, and 0 is the number of writes after the creation (``Lease.tail``).

@@ -13,7 +13,7 @@ from idalloc_server.domain.errors import LeaseExpired, ServerDraining, StoreUnav
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.sequence import Reset
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from idalloc_server.domain.store.store_calls import within_timeout
 
 # A node opens the next period's counter this many times outage_reserve before the period, at a
@@ -231,7 +231,7 @@ class SequenceAllocator:
             if row is not None and not row.deleted and row.generation < generation:
                 by = f"catch up with generation {generation}"
                 newer = generation_after(row.sequence, generation, self._clock)
-                change = Revision(
+                change = RowChange(
                     row.sequence,
                     row.sequence.before_start,
                     by=by,

@@ -25,7 +25,7 @@ MAX_TEMPLATE = 200
 MAX_PREFIX = 65535
 MAX_WIDTH = 40
 
-_TOKEN = re.compile(r"(?P<literal>(?:[^{}]|\{\{|\}\})+)|\{(?P<field>[^{}:]*)(?::(?P<spec>[^{}]*))?\}")
+_PIECE = re.compile(r"(?P<literal>(?:[^{}]|\{\{|\}\})+)|\{(?P<field>[^{}:]*)(?::(?P<spec>[^{}]*))?\}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PYTHON_SPEC = re.compile(r"(?:0(?P<width>[0-9]+))?(?P<notation>[dx])")
 _NAMED_SPEC = re.compile(r"(?P<notation>[a-z0-9]+)(?::(?P<width>[0-9]+))?")
@@ -305,18 +305,18 @@ def _parse_template(template: str) -> list[str | _Field]:
     seen: set[str] = set()
     at = 0
     while at < len(template):
-        token = _TOKEN.match(template, at)
-        if not token:
+        piece = _PIECE.match(template, at)
+        if not piece:
             raise _invalid(f"has an unmatched brace at character {at + 1}: write {{{{ or }}}} for a literal brace")
-        at = token.end()
-        if token["literal"] is not None:
-            items.append(token["literal"].replace("{{", "{").replace("}}", "}"))
+        at = piece.end()
+        if piece["literal"] is not None:
+            items.append(piece["literal"].replace("{{", "{").replace("}}", "}"))
             continue
-        name = token["field"]
+        name = piece["field"]
         if name in seen:
             raise _invalid(f"must have {{{name}}} only once")
         seen.add(name)
-        items.append(_parse_field(name, token["spec"]))
+        items.append(_parse_field(name, piece["spec"]))
     if "value" not in seen:
         raise _invalid("must have the field {value}")
     return items

@@ -32,7 +32,7 @@ class Patterns:
     def match(self, name: str) -> bool:
         """Return whether a pattern matches the whole name."""
         return (
-            name.startswith(self._prefixes) or name in self._exact or any(_fits(parts, name) for parts in self._split)
+            name.startswith(self._prefixes) or name in self._exact or any(_fits(texts, name) for texts in self._split)
         )
 
     @property
@@ -72,16 +72,16 @@ class NameRange(NamedTuple):
         return self.prefix <= name and (self.is_single or not name.startswith(self.prefix))
 
 
-def _fits(parts: list[str], name: str) -> bool:
-    """Return whether a name consists of the parts with any text between them, in linear time."""
-    first, *between, last = parts
+def _fits(texts: list[str], name: str) -> bool:
+    """Return whether a name consists of these texts with any text between them, in linear time."""
+    first, *between, last = texts
     if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
         return False
     at = len(first)
     end = len(name) - len(last)
-    for part in between:
-        at = name.find(part, at, end)
+    for text in between:
+        at = name.find(text, at, end)
         if at < 0:
             return False
-        at += len(part)
+        at += len(text)
     return True

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Sequence
-from idalloc_server.domain.store.records import RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import RecordedAllocation, Row, RowChange
 
 # The names of the parts.
 SEQUENCES = "sequences"
@@ -162,7 +162,7 @@ def copy_of(name: str) -> RecordedAllocation:
     )
 
 
-def listed(row: Row, name: str, parts: Many[Part]) -> Revision | None:
+def listed(row: Row, name: str, parts: Many[Part]) -> RowChange | None:
     """Return the change of the name's row that lists the parts with a copy; None if it has them."""
     labels = dict(row.sequence.labels)
     for part in parts:
@@ -174,7 +174,7 @@ def listed(row: Row, name: str, parts: Many[Part]) -> Revision | None:
     settings = replace(row.sequence, description=name, labels=labels)
     if settings == row.sequence:
         return None
-    return Revision(settings, at_least=0, by=f"list {labels}", at=row.changed_at or 0.0, ends_leases=False)
+    return RowChange(settings, at_least=0, by=f"list {labels}", at=row.changed_at or 0.0, ends_leases=False)
 
 
 def check_place(opening: Opening, found: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ def reserved_row(name: str, why: str, *, by: str, generation: int, at: float) ->
     Args:
         name: The reserved name.
         why: The reason, cut to ``_MAX_REASON``.
-        by: The change token, without its prefix.
+        by: The change key, without its prefix.
         generation: The generation, as of a new sequence.
         at: The time, in seconds since 1970.
     """

@@ -14,8 +14,8 @@ from idalloc_server.domain.store.records import (
     GrantFloor,
     RecordedAllocation,
     RecordedEnd,
-    Revision,
     Row,
+    RowChange,
     RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
@@ -140,7 +140,7 @@ class Store(Protocol):
 
         ``name`` is that of ``name_of_period``. A new counter starts at the first lattice value at
         or past ``at_least``. A counter of an older generation gets the settings and advances to
-        ``at_least``, as in ``Revision``. One of this or a newer generation is unchanged.
+        ``at_least``, as in ``RowChange``. One of this or a newer generation is unchanged.
         """
 
     async def get(self, name: str) -> Row | None:
@@ -164,7 +164,7 @@ class Store(Protocol):
             SequenceInvalid: A row's settings are corrupt.
         """
 
-    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+    async def revise(self, name: str, revision: int, change: RowChange) -> Row | None:
         """Change a row in one atomic write if its revision matches.
 
         Its counter must not be past ``change.limit``. Increments the revision: a replay of the

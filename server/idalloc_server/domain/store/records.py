@@ -32,7 +32,7 @@ class Demand(NamedTuple):
 # first number increases with every write of the row. A restored store may repeat the two numbers. A
 # wrapper of a store may add numbers.
 RowVersion = tuple[int, ...]
-# The change token of a row that its first use created: this and random hexadecimal digits.
+# The change key of a row that its first use created: this and random hexadecimal digits.
 FIRST_USE = "first use "
 
 
@@ -91,21 +91,21 @@ class Row(NamedTuple):
     generation: int = 1  # the generation of the valid leases
     lease_ms: int = 0  # the longest TTL of any lease granted so far, in milliseconds; 0 without one
     revision: int = 0  # the number of changes of the settings; grants do not count
-    revised_by: str = ""  # the change token of the last change (``Revision.by``); empty without one
+    revised_by: str = ""  # the change key of the last change (``RowChange.by``); empty without one
     created_at: float | None = None  # seconds since 1970; None if unknown
     # When the settings were last changed, in seconds since 1970; None if unknown.
     changed_at: float | None = None
     deleted: bool = False  # whether the row is a tombstone
 
 
-class Revision(NamedTuple):
+class RowChange(NamedTuple):
     """A change of a sequence."""
 
     sequence: Sequence  # the new settings
     # The counter advances to this value unless it is past it, then to the next value that the
     # settings allow (start + k * step). Never before ``sequence.before_start``.
     at_least: int
-    by: str  # the change token, unique for each change; a repeat of the change has the same one
+    by: str  # the change key, unique for each change; a repeat of the change has the same one
     at: float  # the time of the change, in seconds since 1970
     ends_leases: bool = True  # whether the generation increases, which ends all leases
     generation: int = 1  # the least new generation

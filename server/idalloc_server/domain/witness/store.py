@@ -26,8 +26,8 @@ from idalloc_server.domain.store.records import (
     Demand,
     Grant,
     GrantFloor,
-    Revision,
     Row,
+    RowChange,
     RowVersion,
 )
 from idalloc_server.domain.witness.binding import open_with_witness
@@ -115,7 +115,7 @@ class WitnessedStore:
             if row is not None:
                 await self._raise_mark(row, mark)
 
-    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+    async def revise(self, name: str, revision: int, change: RowChange) -> Row | None:
         """See ``Store.revise``.
 
         A change that ends leases moves the counter past the mark, and moves the mark. If the

@@ -133,7 +133,7 @@ class StatusPage:
         )
 
     async def sequences(self, request: web.BaseRequest) -> web.Response:
-        """Answer with a part of the list of sequences.
+        """Answer with a page of the list of sequences.
 
         Raises:
             HTTPBadRequest: A parameter is invalid.
@@ -157,13 +157,13 @@ class StatusPage:
         names = [each["name"] for each in found["sequences"]]
         held = await source.ask_all("in_memory", {"names": names}, ANSWER_SECONDS) if names else []
         for each in found["sequences"]:
-            parts = [part[each["name"]] for part in held]
+            states = [shown[each["name"]] for shown in held]
             burned = Counter[str]()
-            for part in parts:
-                burned.update(part["burned"])
-            each["lease_ids"] = str(sum(part["lease_ids"] for part in parts))
+            for state in states:
+                burned.update(state["burned"])
+            each["lease_ids"] = str(sum(state["lease_ids"] for state in states))
             # Of the process with the shortest reserve.
-            reserves = [(part["reserve_seconds"], part["reserve_limit"]) for part in parts]
+            reserves = [(state["reserve_seconds"], state["reserve_limit"]) for state in states]
             known = [(seconds, limit) for seconds, limit in reserves if seconds is not None]
             each["reserve_seconds"], limit = min(known, default=(None, ""))
             each["reserve_limit"] = LIMITS.get(limit, "")

@@ -30,8 +30,8 @@ from idalloc_server.domain.store.identity import (
     listed,
     new_name,
 )
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row, RowVersion
-from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Row, RowChange, RowVersion
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_change
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
 from idalloc_server.store.cluster.http_transport import Transport
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
@@ -138,7 +138,7 @@ class ClusterStore(ABC):
                 raise
             raise _not_given_back(refusal) from refusal
 
-    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+    async def revise(self, name: str, revision: int, change: RowChange) -> Row | None:
         if retirement_blocks(name, change):
             await self._check_retired(name)
         sequence = change.sequence
@@ -179,7 +179,7 @@ class ClusterStore(ABC):
             return row
         found = await self._retirement_after_write()
         if found is not None and not found.deleted:
-            await self.revise(row.name, row.revision, retiring_revision(row, found))
+            await self.revise(row.name, row.revision, retiring_change(row, found))
         raise_if_retired(found, row.name)
         return row
 
@@ -247,7 +247,7 @@ class ClusterStore(ABC):
     async def _create(self, row: Row) -> Row: ...
 
     @abstractmethod
-    async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None: ...
+    async def _revise(self, name: str, revision: int, change: RowChange, limit: int, at_least: int) -> Row | None: ...
 
     @abstractmethod
     async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim: ...

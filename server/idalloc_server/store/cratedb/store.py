@@ -31,8 +31,8 @@ from idalloc_server.domain.store.records import (
     GrantFloor,
     RecordedAllocation,
     RecordedEnd,
-    Revision,
     Row,
+    RowChange,
     RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
@@ -179,7 +179,7 @@ class CrateStore(ClusterStore):
         rows = await self.http.read(self._sql.list(with_deleted=with_deleted, with_periods=with_periods), *arguments)
         return [_parse_row(row) for row in rows]
 
-    async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None:
+    async def _revise(self, name: str, revision: int, change: RowChange, limit: int, at_least: int) -> Row | None:
         sequence = change.sequence
         size, offset = lattice(sequence)
         columns = packed_settings.columns(name, sequence, deleted=change.deleted)

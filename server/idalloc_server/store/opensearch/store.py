@@ -16,8 +16,8 @@ from idalloc_server.domain.store.records import (
     GrantFloor,
     RecordedAllocation,
     RecordedEnd,
-    Revision,
     Row,
+    RowChange,
     RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
@@ -158,7 +158,7 @@ class OpenSearchStore(ClusterStore):
                 why = f"its field name is {name!r}, not its key; run {self._requests.naming(hit.id)}"
                 raise SequenceInvalid(hit.id, why)
 
-    async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None:
+    async def _revise(self, name: str, revision: int, change: RowChange, limit: int, at_least: int) -> Row | None:
         size, offset = lattice(change.sequence)
         body = script(
             scripts.REVISE,

@@ -34,8 +34,8 @@ from idalloc_server.domain.store.records import (
     Grant,
     GrantFloor,
     RecordedAllocation,
-    Revision,
     Row,
+    RowChange,
     RowVersion,
     ids_left,
 )
@@ -192,7 +192,7 @@ def list_rows(
     return [_with_times(_stored_row(columns).row) for columns in found]
 
 
-def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -> Row | None:
+def revise(db: sqlite3.Connection, name: str, revision: int, change: RowChange) -> Row | None:
     """See ``Store.revise``."""
     if retirement_blocks(name, change):
         check_retired(db, name)

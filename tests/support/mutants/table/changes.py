@@ -41,19 +41,19 @@ MUTANTS = (
     ),
     SERVICE.mutant(
         "create-takes-over-a-sequence",
-        "the change token of a created row is not compared: an existing sequence is returned as a new one",
+        "the change key of a created row is not compared: an existing sequence is returned as a new one",
         Edit(
             "SequenceService._change",
-            "change_token.wrote(row)",
-            "change_token.wrote(row) or (new and (not row.deleted))",
+            "change_key.wrote(row)",
+            "change_key.wrote(row) or (new and (not row.deleted))",
         ),
         scenarios=("two-changes",),
     ),
-    Place("P5", "idalloc_server.domain.administration.change_tokens").mutant(
+    Place("P5", "idalloc_server.domain.administration.change_keys").mutant(
         "another-change-counts-as-a-retry",
         "another change with a used request_id is answered as if it were done",
         Edit(
-            "ChangeToken.wrote",
+            "ChangeKey.wrote",
             "raise RequestIdReused(self.request_id, f'another change of sequence {row.name!r}')",
             "return True",
         ),
@@ -95,7 +95,7 @@ MUTANTS = (
             "opened = await self._call_store("
             "advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen))",
             "await self._call_store("
-            "self._store.revise(name, row.revision, self._revision(row, sequence, change_token)))\n"
+            "self._store.revise(name, row.revision, self._revision(row, sequence, change_key)))\n"
             "opened = await self._call_store("
             "advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen))",
         ),

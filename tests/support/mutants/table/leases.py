@@ -71,7 +71,7 @@ MUTANTS = (
     Place("P1", "idalloc_server.domain.allocation.counter_allocator").mutant(
         "created-row-of-another-node",
         "the token of a created row is not compared: two nodes that use a name first take the same ids",
-        Edit("CounterRow.create", "stored.revised_by != token", "False"),
+        Edit("CounterRow.create", "stored.revised_by != nonce", "False"),
         scenarios=("cold-start",),
     ),
     Place("P5", COUNTER).mutant(

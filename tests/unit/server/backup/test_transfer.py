@@ -13,7 +13,7 @@ from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
 from idalloc_server.domain.sequences.sequence import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY, Opening
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.records import Row, RowChange
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.sqlite.store import SqliteStore
@@ -251,7 +251,7 @@ async def test_a_raised_start_does_not_block_a_reset(store: MemoryStore) -> None
     await fill(store)
     lines = await export_of(store)
     raised = replace(YEARLY, start=100)
-    await store.revise("invoices", 1, Revision(raised, raised.before_start, "y", 0.0))
+    await store.revise("invoices", 1, RowChange(raised, raised.before_start, "y", 0.0))
     importer = await import_into(store, lines)
     assert (importer.problems, importer.raised, importer.unchanged) == ([], 2, 3)  # invoices, and the leases of orders
     assert store.rows["invoices"].sequence == YEARLY
@@ -276,6 +276,6 @@ async def test_a_bound_with_a_reset_ignores_the_unused_counter(store: MemoryStor
     lines = await export_of(store)
     there = MemoryStore()
     await there.create(Row("bills", 0, replace(yearly, max_value=999_999)))
-    await there.revise("bills", 0, Revision(replace(yearly, start=100, max_value=999_999), 99, "me", 0.0))
+    await there.revise("bills", 0, RowChange(replace(yearly, start=100, max_value=999_999), 99, "me", 0.0))
     importer = await import_into(there, lines)
     assert (importer.problems, importer.raised) == ([], 1)

@@ -34,7 +34,7 @@ async def take(node: Allocator, count: int) -> int:
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
     service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
-    return (await service.advance("t", PAST, "", "", service.change_token("", b"late"))).effective_at
+    return (await service.advance("t", PAST, "", "", service.change_key("", b"late"))).effective_at
 
 
 async def by_import(store: MemoryStore, clock: FakeClock) -> float:
@@ -66,7 +66,7 @@ async def test_a_concurrent_advance_gets_a_newer_generation(
     store.next("revise", lost_request())
     earlier = SequenceService(store, clock, other, store_timeout=5.0)
     with pytest.raises(StoreUnavailable):  # it opened the counter, but did not change the sequence
-        await earlier.advance("t", last + 50, "", "", earlier.change_token("", b"earlier"))
+        await earlier.advance("t", last + 50, "", "", earlier.change_key("", b"earlier"))
     for count in (10, 10, 10, 3):
         with suppress(StoreUnavailable):
             await take(user, count)

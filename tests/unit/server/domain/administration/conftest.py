@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.change_keys import ChangeKey
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.generations import MARGIN_SECONDS
@@ -58,8 +58,8 @@ async def wait_until(state: Callable[[], bool]) -> None:
     raise AssertionError("the state was not reached")
 
 
-def new_token() -> ChangeToken:
-    return ChangeToken(f"00000000-0000-4000-8000-{next(_requests):012d}", "digest")
+def new_token() -> ChangeKey:
+    return ChangeKey(f"00000000-0000-4000-8000-{next(_requests):012d}", "digest")
 
 
 async def create_monthly(node: Node) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.change_keys import ChangeKey
 from idalloc_server.domain.errors import (
     InvalidRequest,
     RequestIdReused,
@@ -216,13 +216,13 @@ async def test_a_repeated_request_is_applied_once(
 ) -> None:
     """P5: a request that is sent again after a fault of the store is applied once."""
 
-    async def until_answered(each: Node, change_token: ChangeToken, what: str) -> None:
+    async def until_answered(each: Node, change_key: ChangeKey, what: str) -> None:
         service = each.service
         calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "create": lambda: service.create("orders", {"start": 7}, change_token),
-            "advance": lambda: service.advance("orders", 50, "", '"0"', change_token),
-            "update": lambda: service.update("orders", {"step": 2}, '"1"', change_token),
-            "delete": lambda: service.delete("orders", '"2"', change_token),
+            "create": lambda: service.create("orders", {"start": 7}, change_key),
+            "advance": lambda: service.advance("orders", 50, "", '"0"', change_key),
+            "update": lambda: service.update("orders", {"step": 2}, '"1"', change_key),
+            "delete": lambda: service.delete("orders", '"2"', change_key),
         }
         store.next("create" if what == "create" else "revise", fault)
         try:
@@ -241,13 +241,13 @@ async def test_a_repeated_request_is_applied_once(
 
 async def test_a_reused_request_id_is_rejected(node: Node) -> None:
     """A request id cannot be used for another request."""
-    await node.service.create("orders", {}, ChangeToken(REQUEST_ID, "one"))
-    change_token = ChangeToken(REQUEST_ID, "two")
+    await node.service.create("orders", {}, ChangeKey(REQUEST_ID, "one"))
+    change_key = ChangeKey(REQUEST_ID, "two")
     for call in (
-        node.service.create("orders", {"step": 2}, change_token),
-        node.service.update("orders", {"step": 2}, "", change_token),
-        node.service.delete("orders", "", change_token),
-        node.service.advance("orders", 5, "", "", change_token),
+        node.service.create("orders", {"step": 2}, change_key),
+        node.service.update("orders", {"step": 2}, "", change_key),
+        node.service.delete("orders", "", change_key),
+        node.service.advance("orders", 5, "", "", change_key),
     ):
         with pytest.raises(RequestIdReused):
             await call

@@ -33,7 +33,7 @@ async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: Fake
     """A change whose caller was cancelled is completed before the stop ends."""
     service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
     gate = store.hold("create")
-    await cancel(asyncio.create_task(service.create("orders", {}, service.change_token("", b"1"))), store, "create")
+    await cancel(asyncio.create_task(service.create("orders", {}, service.change_key("", b"1"))), store, "create")
     closing = asyncio.create_task(service.finish_changes())
     await settle()
     assert not closing.done()

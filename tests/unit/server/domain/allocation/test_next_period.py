@@ -46,7 +46,7 @@ class Nodes:
         return refused
 
     async def advance(self, past: int) -> None:
-        await self.service.advance("s", past, "", "", self.service.change_token("", b""))
+        await self.service.advance("s", past, "", "", self.service.change_key("", b""))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_a_replaced_sequence_has_one_counter(nodes: Nodes, store: MemorySt
     """P1: a sequence without a reset that replaced a daily one has no counter of a period."""
     await nodes.run(LEAD - 30)
     store.rows.clear()
-    await nodes.service.create("s", {}, nodes.service.change_token("", b""))
+    await nodes.service.create("s", {}, nodes.service.change_key("", b""))
     await nodes.run(5)
     await nodes.advance(100)
     await nodes.run(60)

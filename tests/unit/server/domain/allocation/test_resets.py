@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make
 from tests.support.waiting import settle
@@ -39,7 +39,7 @@ async def issue(node: Allocator, count: int, name: str = "s") -> tuple[str, list
 
 async def revise(store: MemoryStore, *, deleted: bool = False) -> None:
     row = store.rows["s"]
-    await store.revise("s", row.revision, Revision(row.sequence, 0, "me", 0.0, deleted=deleted))
+    await store.revise("s", row.revision, RowChange(row.sequence, 0, "me", 0.0, deleted=deleted))
 
 
 async def test_it_starts_over_at_midnight_in_its_time_zone(nodes: list[Allocator], clock: FakeClock) -> None:

@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreOutcomeUnknown, StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import MAX_ID, MIN_ID, Ordering, Sequence
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from tests.support.examples import examples
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
@@ -32,7 +32,7 @@ async def warm(allocator: Allocator, name: str = "s") -> None:
 
 async def revise(store: MemoryStore, *, deleted: bool = False, at_least: int = 0, name: str = "s") -> None:
     row = store.rows[name]
-    await store.revise(name, row.revision, Revision(row.sequence, at_least, "me", 0.0, deleted=deleted))
+    await store.revise(name, row.revision, RowChange(row.sequence, at_least, "me", 0.0, deleted=deleted))
 
 
 class TestTombstone:

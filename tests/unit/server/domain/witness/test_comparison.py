@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.errors import StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening
-from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.records import RowChange
 from idalloc_server.domain.witness.binding import open_with_witness
 from idalloc_server.domain.witness.comparison import Repair, State, compare, forget_marks
 from idalloc_server.domain.witness.marks import START, WitnessMark
@@ -93,7 +93,7 @@ class TestCompare:
             current: (State.BEHIND, Repair.ADVANCE),
         }
         witnessed = WitnessedStore(store, witness, 1.0)
-        await witnessed.revise("s", 0, Revision(YEARLY, 0, "change", 0.0, generation=3))
+        await witnessed.revise("s", 0, RowChange(YEARLY, 0, "change", 0.0, generation=3))
         assert {each.state for each in await compare(store, witness)} == {State.OK}
         await witnessed.open_period(old, YEARLY, 0, 3)
         assert store.rows[old].last_value == 9

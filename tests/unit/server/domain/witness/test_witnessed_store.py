@@ -40,10 +40,10 @@ class Node:
         return list(range(taken.first_id, taken.last_id + taken.step, taken.step))
 
     async def advance(self, past: int, name: str = "s", period: str = "") -> None:
-        await self.service.advance(name, past, period, "", self.service.change_token("", b""))
+        await self.service.advance(name, past, period, "", self.service.change_key("", b""))
 
     async def create(self, name: str = "s", **given: Any) -> None:
-        await self.service.create(name, given, self.service.change_token("", b""))
+        await self.service.create(name, given, self.service.change_key("", b""))
 
     async def claim(self, prefix: int = 7) -> int:
         starts = StartTimestamps(self.store, FakeClock(), prefix=prefix, holder="n", max_clock_skew=60.0)
@@ -162,7 +162,7 @@ async def test_a_bound_below_the_mark_is_kept(store: MemoryStore, witness: Memor
     """P5: an update that sets a bound before the mark does not move the counter past the bound."""
     await issue_past_a_copy(store, witness)
     node = Node(store, witness)
-    await node.service.update("s", {"max_value": 10}, "", node.service.change_token("", b""))
+    await node.service.update("s", {"max_value": 10}, "", node.service.change_key("", b""))
     assert store.rows["s"].last_value == 5
     with pytest.raises(StoreWentBackwards):
         await node.take()

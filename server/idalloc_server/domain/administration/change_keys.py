@@ -1,4 +1,4 @@
-"""Change tokens identify an administrative request, to recognize a retry."""
+"""Change keys identify an administrative request, to recognize a retry."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from idalloc_server.domain.errors import RequestIdReused
 from idalloc_server.domain.store.records import Row
 
 
-class ChangeToken(NamedTuple):
+class ChangeKey(NamedTuple):
     """Identifies one change request, also when it is sent again."""
 
     request_id: str  # the caller's request id, or a random one
@@ -14,7 +14,7 @@ class ChangeToken(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The token as the store keeps it in ``Row.revised_by``."""
+        """The key as the store keeps it in ``Row.revised_by``."""
         return f"{self.request_id}:{self.digest}"
 
     def wrote(self, row: Row) -> bool:
