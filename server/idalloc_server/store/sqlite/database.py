@@ -240,9 +240,9 @@ class Database:
         self._is_queued = False  # a write that comes from now on may be too late for this transaction
         turn: list[_JoinedWrite] = []
         while self._waiting and len(turn) < MAX_JOINED_WRITES:
-            joined = self._waiting.popleft()
-            if not joined.future.cancelled():
-                turn.append(joined)
+            turn.append(self._waiting.popleft())
+            if turn[-1].future.cancelled():
+                turn.pop()
         if not turn:
             return
         try:
