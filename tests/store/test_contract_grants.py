@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.sequences.sequence import MAX_ID, Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, RowChange
+from idalloc_server.domain.store.records import Demand, Grant, Mark, RowChange
 from tests.store.conftest import ALL
 from tests.support.store_backends import COLUMNS, Opener
 from tests.support.store_rows import MIN_BIGINT, PERIOD, YEARLY, grant, ids_of, new_row
@@ -80,18 +80,18 @@ class TestGrant:
     @pytest.mark.parametrize(
         ("row", "floor"),
         [
-            ({"last_value": 10}, GrantFloor(least=11)),
-            ({"last_value": 10, "generation": 3}, GrantFloor(3, least=11)),
-            ({"last_value": 10, "generation": 2}, GrantFloor(3, least=10)),
-            ({"last_value": 10}, GrantFloor(2, least=5)),
-            ({"last_value": 10, "step": -1}, GrantFloor(most=9)),
-            ({"last_value": MIN_BIGINT}, GrantFloor(least=MIN_BIGINT + 1)),
-            ({"last_value": MAX_ID, "step": -1}, GrantFloor(most=MAX_ID - 1)),
+            ({"last_value": 10}, Mark(value=11)),
+            ({"last_value": 10, "generation": 3}, Mark(3, 11)),
+            ({"last_value": 10, "generation": 2}, Mark(3, 10)),
+            ({"last_value": 10}, Mark(2, 5)),
+            ({"last_value": 10, "step": -1}, Mark(0, 9, -1)),
+            ({"last_value": MIN_BIGINT}, Mark(value=MIN_BIGINT + 1)),
+            ({"last_value": MAX_ID, "step": -1}, Mark(0, MAX_ID - 1, -1)),
         ],
         ids=str,
     )
     async def test_a_counter_below_the_floor_grants_nothing(
-        self, store: Store, opener: Opener, row: dict[str, int], floor: GrantFloor
+        self, store: Store, opener: Opener, row: dict[str, int], floor: Mark
     ) -> None:
         """P3: a counter or generation behind what the node saw grants nothing and is not moved."""
         await opener.put("s", **row)
@@ -103,15 +103,15 @@ class TestGrant:
     @pytest.mark.parametrize(
         ("row", "floor"),
         [
-            ({"last_value": 10}, GrantFloor(0, least=10)),
-            ({"last_value": 10, "generation": 3}, GrantFloor(3, least=9)),
-            ({"last_value": 10, "generation": 4}, GrantFloor(3, least=MIN_BIGINT)),
-            ({"last_value": 10, "step": -1}, GrantFloor(most=10)),
+            ({"last_value": 10}, Mark(0, 10)),
+            ({"last_value": 10, "generation": 3}, Mark(3, 9)),
+            ({"last_value": 10, "generation": 4}, Mark(3, MIN_BIGINT)),
+            ({"last_value": 10, "step": -1}, Mark(0, 10, -1)),
         ],
         ids=str,
     )
     async def test_a_counter_at_or_past_the_floor_is_granted(
-        self, store: Store, opener: Opener, row: dict[str, int], floor: GrantFloor
+        self, store: Store, opener: Opener, row: dict[str, int], floor: Mark
     ) -> None:
         """P3: a counter at or past what the node saw, in its generation or later, is granted."""
         await opener.put("s", **row)
@@ -303,7 +303,7 @@ class TestDemand:
         await store.create(new_row("s", Sequence(max_value=10)))
         refused = await with_demand(store, wanted=11)
         assert (refused.granted, refused.demand) == (0, DEMAND)
-        behind = await store.grant("s", 1, 1000, GrantFloor(least=99), LATER)
+        behind = await store.grant("s", 1, 1000, Mark(value=99), LATER)
         assert behind is not None
         assert (behind.granted, behind.demand) == (0, LATER)
         assert (await grant(store, "s", 1)).demand == LATER

@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.sequences.sequence import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Grant, GrantFloor
+from idalloc_server.domain.store.records import Grant, Mark
 from tests.store.conftest import ALL
 from tests.support.store_backends import Opener
 from tests.support.store_rows import grant, ids_of, new_row, read_row
@@ -117,10 +117,10 @@ async def test_a_counter_below_the_floor_grants_nothing(store: Store) -> None:
     """P3: a counter or generation behind what the node saw grants nothing and is not moved."""
     await store.create(new_row("s", MS))
     last = (await take(store, 1)).last_value
-    for floor in (GrantFloor(least=last + 1), GrantFloor(2, least=last)):
+    for floor in (Mark(value=last + 1), Mark(2, last)):
         none = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, floor)
         assert none is not None
         assert (none.granted, none.last_value) == (0, last)
-    some = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, GrantFloor(1, least=last))
+    some = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, Mark(1, last))
     assert some is not None
     assert some.last_value == NOW + 50

@@ -7,7 +7,8 @@ import pytest
 from idalloc_server.domain.errors import StoreFailure
 from idalloc_server.domain.sequences.sequence import MAX_ID, PERIOD_SEPARATOR
 from idalloc_server.domain.store.identity import IDENTITY
-from idalloc_server.domain.witness.marks import START, Replacement, Witness, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import START, Replacement, Witness
 from tests.store.conftest import ALL
 from tests.support.store_backends import WitnessOpener
 
@@ -30,8 +31,8 @@ NAMES = (
 )
 
 
-def mark(value: int, token: str, step: int = 1, generation: int = 1) -> WitnessMark:
-    return WitnessMark(generation, value, step, token)
+def mark(value: int, token: str, step: int = 1, generation: int = 1) -> Mark:
+    return Mark(generation, value, step, token)
 
 
 class TestRead:
@@ -121,9 +122,9 @@ class TestReplace:
     async def test_values_reach_the_ends_of_64_bits(self, witness: Witness) -> None:
         """P3: the largest and smallest numbers of a counter are kept exactly."""
         marks = {
-            "up": WitnessMark(2**62, MAX_ID, 2**61, "one"),
-            "down": WitnessMark(0, -MAX_ID, -(2**61), "one"),
-            "double": WitnessMark(1, 2**53 + 1, -1, "one"),
+            "up": Mark(2**62, MAX_ID, 2**61, "one"),
+            "down": Mark(0, -MAX_ID, -(2**61), "one"),
+            "double": Mark(1, 2**53 + 1, -1, "one"),
         }
         assert await witness.replace([Replacement(name, each, "") for name, each in marks.items()]) == set(marks)
         assert await witness.read(list(marks)) == marks
@@ -144,7 +145,7 @@ class TestList:
         await witness.read(["missing"])
         ordered = sorted(marks.items(), key=lambda item: item[0].encode())
         assert await witness.list("", 100) == ordered
-        pages, after = list[tuple[str, WitnessMark]](), ""
+        pages, after = list[tuple[str, Mark]](), ""
         while page := await witness.list(after, 3):
             assert len(page) <= 3
             pages += page

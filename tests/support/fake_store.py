@@ -43,7 +43,7 @@ from idalloc_server.domain.store.records import (
     Claim,
     Demand,
     Grant,
-    GrantFloor,
+    Mark,
     RecordedAllocation,
     RecordedEnd,
     RowChange,
@@ -282,27 +282,25 @@ class MemoryStore(ForwardingStore):
         row.lease_ms = max(row.lease_ms, lease_ms)
         return row
 
-    def _grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None = None
-    ) -> Grant | None:
+    def _grant(self, name: str, wanted: int, lease_ms: int, floor: Mark, demand: Demand | None = None) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
         sequence, before = row.sequence, row.counter(name)
         plain = PERIOD_SEPARATOR in name or (sequence.reset == Reset.NEVER and sequence.kind == Kind.COUNTER)
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
-        granted = 0 if wanted > left or floor.is_ahead_of(before, row.generation) else wanted
+        granted = 0 if wanted > left or floor.is_ahead_of(row.generation, before) else wanted
         row.last_value = before + sequence.step * granted
         row.demand = unpack_demand(pack_demand(demand)) or row.demand
         return Grant(row.last_value, granted, sequence, left - granted, row.generation, *self._write(row), row.demand)
 
     def _grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark
     ) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
-        if row.sequence.kind == Kind.COUNTER or floor.is_ahead_of(row.counter(name), row.generation):
+        if row.sequence.kind == Kind.COUNTER or floor.is_ahead_of(row.generation, row.counter(name)):
             return Grant(row.counter(name), 0, row.sequence, 0, row.generation, *self._write(row))
         if self.has_clock:
             own = int(self.clock.wall() * row.sequence.kind.per_second)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.witness.marks import Replacement, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement
 from tests.support.fake_store import Call, Fault
 from tests.support.waiting import hold_for_async
 
-Marks = list[tuple[str, WitnessMark]]
+Marks = list[tuple[str, Mark]]
 
 
 @dataclass
@@ -29,7 +30,7 @@ class MemoryWitness:
     down: bool = False  # while true every call raises ``StoreUnreachable``
     closed: bool = False
     # The marks by name; tests may change them.
-    marks: dict[str, WitnessMark] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)  # all calls, including failed ones
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
@@ -54,8 +55,8 @@ class MemoryWitness:
     async def open(self) -> None:
         await self._call("open")
 
-    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        answer: dict[str, WitnessMark] = await self._call("read", tuple(names))
+    async def read(self, names: Collection[str]) -> dict[str, Mark]:
+        answer: dict[str, Mark] = await self._call("read", tuple(names))
         return answer
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
@@ -97,7 +98,7 @@ class MemoryWitness:
     def _open(self) -> None:
         pass
 
-    def _read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+    def _read(self, names: Collection[str]) -> dict[str, Mark]:
         return {name: self.marks[name] for name in names if name in self.marks}
 
     def _replace(self, replacements: Many[Replacement]) -> set[str]:

@@ -9,11 +9,11 @@ from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import (
-    NO_FLOOR,
+    NO_MARK,
     Claim,
     Demand,
     Grant,
-    GrantFloor,
+    Mark,
     RecordedAllocation,
     RecordedEnd,
     Row,
@@ -38,13 +38,13 @@ class ForwardingStore(ABC):
         self.opened = await self._call("open", opening)
 
     async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+        self, name: str, wanted: int, lease_ms: int, floor: Mark = NO_MARK, demand: Demand | None = None
     ) -> Grant | None:
         answer: Grant | None = await self._call("grant", name, wanted, lease_ms, floor, demand)
         return answer
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark = NO_MARK
     ) -> Grant | None:
         answer: Grant | None = await self._call("grant_timestamps", name, wanted, lease_ms, now, ahead, floor)
         return answer

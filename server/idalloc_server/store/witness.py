@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused
-from idalloc_server.domain.witness.marks import WitnessMark
+from idalloc_server.domain.store.records import Mark
 
 _GAPS = re.compile(r"(-?\d+:-?\d+( -?\d+:-?\d+)*)?")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -70,7 +70,7 @@ def is_on_same_disk(first: Path, second: Path) -> bool:
         return False
 
 
-def parse_mark(name: str, fields: Many[object]) -> WitnessMark:
+def parse_mark(name: str, fields: Many[object]) -> Mark:
     """Return a mark from its fields as stored, in their order.
 
     Raises:
@@ -80,7 +80,7 @@ def parse_mark(name: str, fields: Many[object]) -> WitnessMark:
         case [int(generation), int(value), int(step), str(token), str(gaps)] if (
             step and token and _GAPS.fullmatch(gaps)
         ):
-            return WitnessMark(generation, value, step, token=token, gaps=gaps)
+            return Mark(generation, value, step, token=token, gaps=gaps)
     raise StoreRefused(f"the mark {name!r} of the witness was edited: {list(fields)}; delete that row of the witness")
 
 

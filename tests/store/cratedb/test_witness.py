@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreExchanged, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.domain.witness.marks import Replacement, Witness, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement, Witness
 from idalloc_server.store.urls import open_witness
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.store_backends import CrateBackend
 
-ONE, TWO = (WitnessMark(1, value, 1, token) for value, token in ((10, "one"), (20, "two")))
+ONE, TWO = (Mark(1, value, 1, token) for value, token in ((10, "one"), (20, "two")))
 
 
 @pytest.fixture

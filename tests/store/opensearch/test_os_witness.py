@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreExchanged, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.domain.witness.marks import Replacement, Witness, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement, Witness
 from idalloc_server.store.urls import open_witness
 from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn
 
-ONE, TWO = (WitnessMark(1, value, 1, token) for value, token in ((10, "one"), (20, "two")))
+ONE, TWO = (Mark(1, value, 1, token) for value, token in ((10, "one"), (20, "two")))
 INDEX = "idalloc-witness-data"
 
 

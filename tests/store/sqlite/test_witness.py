@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused
-from idalloc_server.domain.witness.marks import Replacement, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement
 from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.sqlite.witness import SqliteWitness
 from tests.store.sqlite.conftest import execute
 from tests.support.fake_store import FakeClock
 
-MARK = WitnessMark(1, 10, 1, "one")
+MARK = Mark(1, 10, 1, "one")
 
 
 async def make_store(path: Path) -> None:

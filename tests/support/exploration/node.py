@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import GrantLost, Refusal, StartRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Demand, Grant, GrantFloor
+from idalloc_server.domain.store.records import Demand, Grant, Mark
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.cluster.joined_writes import MAX_REQUESTS, JoinedWrites
 from idalloc_server.store.cluster.write_mark import WriteMark
@@ -79,7 +79,7 @@ class _Grant(NamedTuple):
     name: str
     wanted: int
     lease_ms: int
-    floor: GrantFloor
+    floor: Mark
     demand: Demand | None
 
 

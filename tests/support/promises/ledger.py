@@ -8,7 +8,7 @@ from typing import Any
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreOutcomeUnknown, StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Reset, Sequence
-from idalloc_server.domain.store.records import FIRST_USE, NO_FLOOR, Demand, Grant, GrantFloor, Row, RowVersion
+from idalloc_server.domain.store.records import FIRST_USE, NO_MARK, Demand, Grant, Mark, Row, RowVersion
 from tests.support.forwarding_store import ForwardingStore
 
 
@@ -94,12 +94,12 @@ class RecordedConnection(ForwardingStore):
         self.cut = True
 
     async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+        self, name: str, wanted: int, lease_ms: int, floor: Mark = NO_MARK, demand: Demand | None = None
     ) -> Grant | None:
         return await self._grant(name, wanted, "grant", name, wanted, lease_ms, floor, demand)
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark = NO_MARK
     ) -> Grant | None:
         return await self._grant(name, wanted, "grant_timestamps", name, wanted, lease_ms, now, ahead, floor)
 

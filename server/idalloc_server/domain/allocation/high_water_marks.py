@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Container, Iterator
-from functools import cache
-from typing import NamedTuple
 
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
-from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Reset, counts_ids, name_of_period
-from idalloc_server.domain.store.records import NO_FLOOR, Grant, GrantFloor, Row
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Reset, Sequence, counts_ids, name_of_period
+from idalloc_server.domain.store.records import NO_MARK, Grant, Mark, Row
 
 # A warning is logged at this share of max_sequences.
 WARN_SHARE = 0.8
@@ -17,23 +15,8 @@ WARN_SHARE = 0.8
 _log = structlog.get_logger("idalloc.high_water_marks")
 
 
-class _FixedSettings(NamedTuple):
-    """Settings that no update changes, and by which a row of another sequence is recognized."""
-
-    counts_up: bool
-    kind: Kind
-    reset: Reset
-
-
-class _HighWaterMark(NamedTuple):
-    generation: int
-    value: int
-    fixed_settings: _FixedSettings
-    counts: bool  # whether the row counts ids (``counts_ids``), so that its value can be compared
-
-    def is_past(self, value: int) -> bool:
-        """Return whether the mark is past ``value`` in the direction of the sequence."""
-        return self.value > value if self.fixed_settings.counts_up else self.value < value
+# The kind and the reset of most sequences.
+_PLAIN = (Kind.COUNTER, Reset.NEVER)
 
 
 class HighWaterMarks:
@@ -53,7 +36,10 @@ class HighWaterMarks:
     def __init__(self, max_sequences: int) -> None:
         self._max_sequences = max_sequences
         self._warn_at = math.ceil(max_sequences * WARN_SHARE)
-        self._marks: dict[str, _HighWaterMark] = {}
+        self._marks: dict[str, Mark] = {}
+        # The kind and the reset of the counters that are not ``_PLAIN``. No update changes them, or
+        # the direction: a row that differs is one of another sequence.
+        self._kinds: dict[str, tuple[Kind, Reset]] = {}
         # The number of marks without periods; the end of each period by sequence, in ``Clock.boot``
         # seconds.
         self._sequence_count = 0
@@ -97,35 +83,30 @@ class HighWaterMarks:
             if mark is not None:
                 raise self._backwards_error(name, "no such row")
             return
-        fixed_settings = _fixed_settings(grant.sequence.step > 0, grant.sequence.kind, grant.sequence.reset)
-        value_before = grant.last_value - grant.granted * grant.sequence.step
-        is_same = mark is not None and fixed_settings == mark.fixed_settings
+        sequence = grant.sequence
+        value_before = grant.last_value - grant.granted * sequence.step
+        is_same = mark is not None and self._is_of(name, mark, sequence)
         if mark is not None:
-            if is_same:
-                is_behind = mark.counts and mark.is_past(value_before)
-            else:
-                is_behind = not _is_newer_period(name, grant.generation, mark)
-            if is_behind or grant.generation < mark.generation:
+            counts = name not in self._kinds or self._counts_ids(name)
+            is_behind = mark.is_ahead_of(grant.generation, value_before if counts and is_same else None)
+            if is_behind or not (is_same or _is_newer_period(name, grant.generation, mark)):
                 found = f"value {value_before} in generation {grant.generation}"
-                raise self._backwards_error(name, found + _differences(mark.fixed_settings, fixed_settings))
+                raise self._backwards_error(name, found + self._differences(name, mark, sequence))
         elif PERIOD_SEPARATOR not in name:
             self._admitted.discard(name)
             self._sequence_count += 1
             if self._sequence_count == self._warn_at:  # true once, since no sequence's mark is removed
                 _log.warning("many_sequences", sequences=self._sequence_count, max_sequences=self._max_sequences)
-        counts = mark.counts if mark is not None and is_same else counts_ids(name, fixed_settings.reset)
-        self._marks[name] = _HighWaterMark(grant.generation, grant.last_value, fixed_settings, counts)
+        self._marks[name] = Mark(grant.generation, grant.last_value, sequence.step)
+        if not is_same:
+            self._set_kind(name, sequence)
 
-    def floor(self, name: str) -> GrantFloor:
+    def floor(self, name: str) -> Mark:
         """Return the state that the store must have reached."""
         mark = self._marks.get(name)
         if mark is None:
-            return NO_FLOOR
-        if not mark.counts:
-            return GrantFloor(mark.generation)
-        if mark.fixed_settings.counts_up:
-            return GrantFloor(mark.generation, least=mark.value)
-        return GrantFloor(mark.generation, most=mark.value)
+            return NO_MARK
+        return mark if name not in self._kinds or self._counts_ids(name) else Mark(mark.generation)
 
     def accept(self, row: Row | None) -> bool:
         """Return whether an operator has repaired a sequence that was behind its mark.
@@ -141,13 +122,12 @@ class HighWaterMarks:
             return True
         if row.generation <= mark.generation:
             return False
-        fixed_settings = _fixed_settings(row.sequence.step > 0, row.sequence.kind, row.sequence.reset)
-        if fixed_settings == mark.fixed_settings:
-            return not (mark.counts and mark.is_past(row.last_value))
+        if self._is_of(row.name, mark, row.sequence):
+            return not (mark.is_past(row.last_value) and self._counts_ids(row.name))
         accepted = row.revision > 0 or _is_newer_period(row.name, row.generation, mark)
         if accepted:  # the name stays known; the next write returns the value
-            counts = counts_ids(row.name, fixed_settings.reset)
-            self._marks[row.name] = _HighWaterMark(row.generation, row.sequence.before_start, fixed_settings, counts)
+            self._marks[row.name] = Mark(row.generation, row.sequence.before_start, row.sequence.step)
+            self._set_kind(row.name, row.sequence)
         return accepted
 
     def generation(self, name: str) -> int:
@@ -170,11 +150,12 @@ class HighWaterMarks:
             # Periods of another length belong to another sequence of this name.
             if len(other) == len(period) and other < period and end <= now and other not in used:
                 del ends[other]
-                self._marks.pop(name_of_period(sequence, other), None)
+                self.forget_period(name_of_period(sequence, other))
 
-    def forget_unused_period(self, name: str) -> None:
-        """Remove the mark of a period that was opened early, and of which no id was issued."""
+    def forget_period(self, name: str) -> None:
+        """Remove the mark of a period: it has ended, or no id of it was issued."""
         self._marks.pop(name, None)
+        self._kinds.pop(name, None)
 
     def move_back(self, name: str, generation: int, end: int, value: int) -> None:
         """Move a mark back from ``end`` to ``value``, the start of a tail to be given back.
@@ -185,6 +166,34 @@ class HighWaterMarks:
         if mark is not None and (mark.generation, mark.value) == (generation, end):
             self._marks[name] = mark._replace(value=value)
 
+    def _is_of(self, name: str, mark: Mark, sequence: Sequence) -> bool:
+        """Return whether a mark is one of this sequence, not of another one of its name."""
+        kind = (sequence.kind, sequence.reset)
+        return mark.step * sequence.step > 0 and kind == self._kinds.get(name, _PLAIN)
+
+    def _set_kind(self, name: str, sequence: Sequence) -> None:
+        kind = (sequence.kind, sequence.reset)
+        if kind == _PLAIN:
+            self._kinds.pop(name, None)
+        else:
+            self._kinds[name] = kind
+
+    def _counts_ids(self, name: str) -> bool:
+        """Return whether the row of a mark counts ids, so that its value can be compared."""
+        return counts_ids(name, self._kinds.get(name, _PLAIN)[1])
+
+    def _differences(self, name: str, mark: Mark, sequence: Sequence) -> str:
+        """Return the addition to the error message for a row of another sequence."""
+        kind, reset = self._kinds.get(name, _PLAIN)
+        words = []
+        if mark.step * sequence.step < 0:
+            words.append(f"counts {'up' if sequence.step > 0 else 'down'}")
+        if kind != sequence.kind:
+            words.append(f"kind {sequence.kind.name} instead of {kind.name}")
+        if reset != sequence.reset:
+            words.append(f"reset {sequence.reset.name} instead of {reset.name}")
+        return f" of another sequence ({', '.join(words)})" if words else ""
+
     def _backwards_error(self, name: str, found: str) -> StoreWentBackwards:
         mark = self._marks[name]
         sequence, _, period = name.partition(PERIOD_SEPARATOR)
@@ -193,24 +202,6 @@ class HighWaterMarks:
         return StoreWentBackwards(sequence, seen=seen + of_period, found=found + of_period)
 
 
-def _is_newer_period(name: str, generation: int, mark: _HighWaterMark) -> bool:
+def _is_newer_period(name: str, generation: int, mark: Mark) -> bool:
     """Return whether a period's row has a newer generation, which an operator has made."""
     return PERIOD_SEPARATOR in name and generation > mark.generation
-
-
-@cache
-def _fixed_settings(counts_up: bool, kind: Kind, reset: Reset) -> _FixedSettings:
-    """Return one object for all high-water marks with the same settings, to save memory."""
-    return _FixedSettings(counts_up, kind, reset)
-
-
-def _differences(before: _FixedSettings, after: _FixedSettings) -> str:
-    """Return the addition to the error message for a row of another sequence."""
-    words = []
-    if before.counts_up != after.counts_up:
-        words.append(f"counts {'up' if after.counts_up else 'down'}")
-    if before.kind != after.kind:
-        words.append(f"kind {after.kind.name} instead of {before.kind.name}")
-    if before.reset != after.reset:
-        words.append(f"reset {after.reset.name} instead of {before.reset.name}")
-    return f" of another sequence ({', '.join(words)})" if words else ""

@@ -195,7 +195,7 @@ class SequenceAllocator:
             counter.drop(BurnCause.GENERATION)
             if period == self._next_period and not counter.has_issued:
                 # An older copy of the store may begin it again: nothing of it was issued here.
-                self._shared.high_water_marks.forget_unused_period(counter.row.name)
+                self._shared.high_water_marks.forget_period(counter.row.name)
         return counter
 
     async def _renew_proof_of(self, generation: int) -> IdRange:

@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.records import (
-    NO_FLOOR,
+    NO_MARK,
     Claim,
     Demand,
     Grant,
-    GrantFloor,
+    Mark,
     RecordedAllocation,
     RecordedEnd,
     Row,
@@ -71,7 +71,7 @@ class Store(Protocol):
         """
 
     async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+        self, name: str, wanted: int, lease_ms: int, floor: Mark = NO_MARK, demand: Demand | None = None
     ) -> Grant | None:
         """Advance a counter by ``wanted`` steps in one atomic write, or not if fewer ids are left.
 
@@ -100,7 +100,7 @@ class Store(Protocol):
         """
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark = NO_MARK
     ) -> Grant | None:
         """Grant unused clock values in one atomic write.
 

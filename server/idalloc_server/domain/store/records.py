@@ -67,19 +67,35 @@ class Grant(NamedTuple):
         return self.last_value - self.granted * self.sequence.step
 
 
-class GrantFloor(NamedTuple):
-    """The state that a counter must have reached; a counter behind it is granted nothing."""
+class Mark(NamedTuple):
+    """What a counter has reached: a row behind it is of an older copy of the store.
 
-    generation: int = 0  # the least generation
-    least: int = -(2**63)  # the least value, for a counter that rises
-    most: int = 2**63 - 1  # the largest value, for a counter that falls
+    A process keeps one of what its own writes returned, passes it to the store as the floor of a
+    grant, and has one in a witness.
+    """
 
-    def is_ahead_of(self, last_value: int, generation: int) -> bool:
-        """Return whether a counter is behind this state."""
-        return generation < self.generation or not self.least <= last_value <= self.most
+    generation: int = 0  # the least generation; 0 of a start timestamp in a witness
+    # The last value that may be issued: of a counter, or the last start timestamp of a prefix. The
+    # default is behind every counter.
+    value: int = -(2**63)
+    step: int = 1  # its sign is the direction of the counter; never 0
+    # Those of a witness have a random text of the write that set the mark, and the ids before
+    # ``value`` that no grant has confirmed yet, see ``gaps.py``.
+    token: str = ""
+    gaps: str = ""
+
+    def is_past(self, value: int) -> bool:
+        """Return whether the mark is past ``value`` in its direction."""
+        return self.is_ahead_of(self.generation, value)
+
+    def is_ahead_of(self, generation: int, value: int | None) -> bool:
+        """Return whether a counter is behind the mark; its value is None if it counts no ids."""
+        if generation < self.generation or value is None:
+            return generation < self.generation
+        return self.value > value if self.step > 0 else self.value < value
 
 
-NO_FLOOR = GrantFloor()
+NO_MARK = Mark()
 
 
 class Row(NamedTuple):

@@ -5,7 +5,8 @@ import structlog
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.store.identity import IDENTITY, Opening
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.witness.marks import Replacement, Witness, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement, Witness
 
 _log = structlog.get_logger("idalloc.witness")
 
@@ -29,7 +30,7 @@ async def open_with_witness(store: Store, witness: Witness, opening: Opening) ->
                 witness=witness.address,
                 next_step="expected at the first start with this witness; ids issued before are not covered",
             )
-        await witness.replace([Replacement(IDENTITY, WitnessMark(0, 0, 1, store.opened["name"]), "")])
+        await witness.replace([Replacement(IDENTITY, Mark(0, 0, 1, store.opened["name"]), "")])
         mark = (await witness.read({IDENTITY})).get(IDENTITY)
         if mark is None or mark.token != store.opened["name"]:
             raise StoreOutcomeUnknown("the witness did not keep the name of the store; try again")

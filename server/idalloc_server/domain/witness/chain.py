@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
+from idalloc_server.domain.store.records import Mark
 from idalloc_server.domain.store.store_calls import Batches, within_timeout
 from idalloc_server.domain.witness.gaps import Gap, format_gaps, parse_gaps, take_from_gap
-from idalloc_server.domain.witness.marks import Replacement, Witness, WitnessMark
+from idalloc_server.domain.witness.marks import Replacement, Witness
 
 _T = TypeVar("_T")
 
@@ -54,7 +55,7 @@ class MarkChain:
         self._reads = Batches("read marks", self._read, _MAX_BATCH)
         self._replacements = Batches("replace marks", self._replace, _MAX_BATCH)
 
-    async def read(self, name: str) -> WitnessMark | None:
+    async def read(self, name: str) -> Mark | None:
         """Return a mark, or None if there is none.
 
         Raises:
@@ -62,7 +63,7 @@ class MarkChain:
         """
         return (await self._reads.add(name)).get(name)
 
-    async def append(self, name: str, seen: WitnessMark | None, before: int, reached: WitnessMark) -> None:
+    async def append(self, name: str, seen: Mark | None, before: int, reached: Mark) -> None:
         """Confirm the ids after ``before`` up to ``reached``, which a write of the store returned.
 
         ``name`` is that of the counter's row; ``seen`` is the mark that was read before the write.
@@ -78,7 +79,7 @@ class MarkChain:
                 seen = await self.read(name)
         raise WitnessOvertaken(f"the mark of {name!r} changed in each of {_CONFIRMATIONS} attempts; try again")
 
-    async def replace(self, name: str, seen: WitnessMark, value: int) -> bool:
+    async def replace(self, name: str, seen: Mark, value: int) -> bool:
         """Change the value of a mark; return whether it was still the present mark.
 
         Raises:
@@ -87,7 +88,7 @@ class MarkChain:
         gaps = [gap for gap in parse_gaps(seen.gaps) if (value - gap.last) * seen.step >= 0]
         return await self._put(name, seen, seen._replace(value=value, gaps=format_gaps(gaps)))
 
-    async def raise_to(self, name: str, seen: WitnessMark | None, reached: WitnessMark, *, counts: bool) -> bool:
+    async def raise_to(self, name: str, seen: Mark | None, reached: Mark, *, counts: bool) -> bool:
         """Move the mark to a row of a newer generation.
 
         Does nothing if the mark is past the row, or counts in the other direction.
@@ -109,12 +110,12 @@ class MarkChain:
                 reached = reached._replace(value=seen.value, step=seen.step)
         return await self._put(name, seen, reached)
 
-    async def _put(self, name: str, seen: WitnessMark | None, mark: WitnessMark) -> bool:
+    async def _put(self, name: str, seen: Mark | None, mark: Mark) -> bool:
         """Replace a mark; return whether it was still ``seen``."""
         new = mark._replace(token=self._random(_TOKEN_BYTES).hex())
         return await self._replacements.add(Replacement(name, new, seen.token if seen else ""))
 
-    async def _read(self, names: list[str]) -> Iterable[Mapping[str, WitnessMark]]:
+    async def _read(self, names: list[str]) -> Iterable[Mapping[str, Mark]]:
         try:
             marks = await self._call(self._witness.read(list(dict.fromkeys(names))))
         except StoreRefused as error:
@@ -141,7 +142,7 @@ class MarkChain:
         return answer
 
 
-def _confirm(name: str, seen: WitnessMark | None, before: int, reached: WitnessMark) -> WitnessMark:
+def _confirm(name: str, seen: Mark | None, before: int, reached: Mark) -> Mark:
     """Return the mark that confirms ids after another mark, or raise WitnessOvertaken."""
     if seen is None:
         return reached

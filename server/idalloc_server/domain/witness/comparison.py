@@ -7,9 +7,9 @@ from typing import NamedTuple
 from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, counts_ids
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store, all_rows
-from idalloc_server.domain.store.records import Row
+from idalloc_server.domain.store.records import Mark, Row
 from idalloc_server.domain.witness.chain import ATTEMPTS
-from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
+from idalloc_server.domain.witness.marks import START, Witness
 
 _PAGE_SIZE = 500
 
@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
     """A mark beside what the store has."""
 
     name: str  # the name of the row; of a start timestamp, ``START`` and its prefix
-    mark: WitnessMark
+    mark: Mark
     # The generation of the row; None without a row, and of a start timestamp.
     generation: int | None
     # The counter of the row, or the last claimed start timestamp; None without one.
@@ -87,7 +87,7 @@ async def forget_marks(witness: Witness, sequence: str | None = None) -> int:
     return sum([await witness.forget(part) for part in parts])
 
 
-async def marks(witness: Witness, sequence: str | None = None) -> AsyncIterator[tuple[str, WitnessMark]]:
+async def marks(witness: Witness, sequence: str | None = None) -> AsyncIterator[tuple[str, Mark]]:
     """Yield the marks of a sequence and its periods, or all marks if it is None."""
     prefix = "" if sequence is None else f"{sequence}{PERIOD_SEPARATOR}"
     if sequence is not None:
@@ -106,7 +106,7 @@ async def marks(witness: Witness, sequence: str | None = None) -> AsyncIterator[
 
 
 async def _compare_present(
-    store: Store, witness: Witness, name: str, mark: WitnessMark, rows: Mapping[str, Row]
+    store: Store, witness: Witness, name: str, mark: Mark, rows: Mapping[str, Row]
 ) -> Comparison:
     """Compare a mark with its row, and again if the mark has changed meanwhile.
 
@@ -122,7 +122,7 @@ async def _compare_present(
     return found
 
 
-def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> Comparison:
+def _compare(name: str, mark: Mark, row: Row | None, own: Row | None) -> Comparison:
     """Compare a mark with the row of its name; ``own`` is the row of the sequence.
 
     The two rows differ if the mark is one of a period.
@@ -134,7 +134,9 @@ def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> 
         counts = counts_ids(name, row.sequence.reset)
         is_behind = counts
         if row.last_value is not None:
-            is_behind = mark.is_ahead_of(generation, row.last_value, row.sequence.step, counts=counts)
+            is_behind = (counts and mark.step * row.sequence.step < 0) or mark.is_ahead_of(
+                generation, row.last_value if counts else None
+            )
         state = State.BEHIND if is_behind else State.OK
     if own is not None and own.name != name and own.generation > max(generation, mark.generation):
         # The next use of the period moves it past the mark, to a newer generation.

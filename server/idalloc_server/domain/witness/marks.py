@@ -5,42 +5,17 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
 from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR
+from idalloc_server.domain.store.records import Mark
 
 # The beginning of the names of the marks of start timestamps; a prefix follows.
 START = f"{PERIOD_SEPARATOR}start "
-
-
-class WitnessMark(NamedTuple):
-    """The high-water mark of a counter: no id past it was issued with this witness."""
-
-    generation: int  # the generation of the counter's row; 0 of a start timestamp
-    # The last value that may be issued: of a counter, or the last start timestamp of a prefix.
-    value: int
-    step: int  # the distance from one id to the next, never 0; 1 of a start timestamp
-    token: str = ""  # a random text of the write that set the mark; empty before the write
-    # Ids before ``value`` that no grant has confirmed yet, see ``gaps.py``; a short text.
-    gaps: str = ""
-
-    def is_past(self, value: int) -> bool:
-        """Return whether the mark is past ``value`` in the direction of the counter."""
-        return self.value > value if self.step > 0 else self.value < value
-
-    def is_ahead_of(self, generation: int, value: int, step: int, *, counts: bool) -> bool:
-        """Return whether a counter is behind this mark, or counts in the other direction.
-
-        The arguments are of the counter's row. Its value counts if ``counts`` is true
-        (``counts_ids``).
-        """
-        if generation < self.generation:
-            return True
-        return counts and (self.step * step < 0 or self.is_past(value))
 
 
 class Replacement(NamedTuple):
     """A new mark in place of one that was read."""
 
     name: str  # the name of the row in the store, or of the mark
-    mark: WitnessMark  # the new mark
+    mark: Mark  # the new mark
     seen: str  # the token of the mark that was read; empty if there was none
 
 
@@ -64,7 +39,7 @@ class Witness(Protocol):
                 privilege.
         """
 
-    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+    async def read(self, names: Collection[str]) -> dict[str, Mark]:
         """Return the marks of these names after the last acknowledged write.
 
         ``names`` is not empty.
@@ -81,7 +56,7 @@ class Witness(Protocol):
             outcome is unknown.
         """
 
-    async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
+    async def list(self, after: str, limit: int) -> list[tuple[str, Mark]]:
         """Return at most ``limit`` marks after a name ("" for all), in byte order of names."""
 
     async def forget(self, names: Collection[str]) -> int:

@@ -21,18 +21,18 @@ from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import (
     FIRST_USE,
-    NO_FLOOR,
+    NO_MARK,
     Claim,
     Demand,
     Grant,
-    GrantFloor,
+    Mark,
     Row,
     RowChange,
     RowVersion,
 )
 from idalloc_server.domain.witness.binding import open_with_witness
 from idalloc_server.domain.witness.chain import ATTEMPTS, MarkChain, WitnessOvertaken, after_write
-from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
+from idalloc_server.domain.witness.marks import START, Witness
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class WitnessedStore:
         await self._witness.close()
 
     async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+        self, name: str, wanted: int, lease_ms: int, floor: Mark = NO_MARK, demand: Demand | None = None
     ) -> Grant | None:
         """See ``Store.grant``.
 
@@ -73,7 +73,7 @@ class WitnessedStore:
         return await self._grant(name, floor, partial(self._store.grant, name, wanted, lease_ms, demand=demand))
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark = NO_MARK
     ) -> Grant | None:
         """See ``Store.grant_timestamps``, and ``grant``."""
         send = partial(self._store.grant_timestamps, name, wanted, lease_ms, now=now, ahead=ahead)
@@ -97,7 +97,7 @@ class WitnessedStore:
         if not is_first_use:
             await self._raise_mark(created, mark)
         elif row.last_value is not None and row.last_value != before:
-            reached = WitnessMark(row.generation, row.last_value, row.sequence.step)
+            reached = Mark(row.generation, row.last_value, row.sequence.step)
             await self.chain.append(row.name, None, before, reached)
         return created
 
@@ -160,21 +160,21 @@ class WitnessedStore:
             claim = await self._store.claim_start(prefix, least, holder, stale_after)
             start = claim.start_timestamp
             try:
-                await self.chain.append(name, mark, start - 1, WitnessMark(0, start, 1))
+                await self.chain.append(name, mark, start - 1, Mark(0, start, 1))
             except WitnessOvertaken:
                 continue
             return claim
         raise StoreOutcomeUnknown(f"other nodes claimed later start timestamps of prefix {prefix} first; try again")
 
-    async def _grant(self, name: str, floor: GrantFloor, send: Callable[..., Awaitable[Grant | None]]) -> Grant | None:
+    async def _grant(self, name: str, floor: Mark, send: Callable[..., Awaitable[Grant | None]]) -> Grant | None:
         """Send a grant until it is not behind its mark, and confirm its ids."""
         for _ in range(ATTEMPTS):
             mark = await self.chain.read(name)
             reached = floor
             if mark is not None:  # the counter must have reached both
-                least = max(floor.least, mark.value) if mark.step > 0 else floor.least
-                most = min(floor.most, mark.value) if mark.step < 0 else floor.most
-                reached = GrantFloor(max(floor.generation, mark.generation), least, most)
+                is_further = floor.step * mark.step > 0 and floor.is_past(mark.value)
+                value = floor.value if is_further else mark.value
+                reached = Mark(max(floor.generation, mark.generation), value, mark.step)
             grant = await send(floor=reached)
             if mark is not None and (found := _behind(name, mark, grant)):
                 granted = grant.granted if grant else 0
@@ -184,12 +184,12 @@ class WitnessedStore:
             if grant is None:
                 return None
             if grant.granted:
-                confirmed = WitnessMark(grant.generation, grant.last_value, grant.sequence.step)
+                confirmed = Mark(grant.generation, grant.last_value, grant.sequence.step)
                 await self.chain.append(name, mark, grant.value_before, confirmed)
             return grant._replace(version=(*grant.version, grant.last_value))  # for ``give_back``
         raise StoreAnsweredError(f"the mark of {name!r} changed in each of {ATTEMPTS} attempts; try again")
 
-    async def _is_present(self, name: str, mark: WitnessMark) -> bool:
+    async def _is_present(self, name: str, mark: Mark) -> bool:
         """Return whether a mark has not changed since it was read.
 
         A read alone may be of an older copy.
@@ -199,13 +199,13 @@ class WitnessedStore:
         except StoreOutcomeUnknown as error:  # no ids depend on it
             raise StoreAnsweredError(str(error)) from error
 
-    async def _raise_mark(self, row: Row, seen: WitnessMark | None) -> None:
+    async def _raise_mark(self, row: Row, seen: Mark | None) -> None:
         """Move the mark to a row after its change; ``seen`` is the mark from before the change."""
         for _ in range(ATTEMPTS):
             if row.last_value is None:
                 return
             counts = counts_ids(row.name, row.sequence.reset)
-            reached = WitnessMark(row.generation, row.last_value, row.sequence.step)
+            reached = Mark(row.generation, row.last_value, row.sequence.step)
             if await self.chain.raise_to(row.name, seen, reached, counts=counts):
                 return
             # A grant was confirmed meanwhile: before the change, or from an older copy that was
@@ -219,26 +219,28 @@ class WitnessedStore:
         raise StoreOutcomeUnknown(f"the mark of {row.name!r} changed in each of {ATTEMPTS} attempts; try again")
 
 
-def _at_least(sequence: Sequence, at_least: int, generation: int, mark: WitnessMark | None) -> int:
+def _at_least(sequence: Sequence, at_least: int, generation: int, mark: Mark | None) -> int:
     """Return the value that a counter must reach in a newer generation."""
     if mark is None or mark.generation >= generation or mark.step * sequence.step < 0:
         return at_least
     return mark.value if mark.is_past(at_least) and not sequence.is_past(mark.value, sequence.bound) else at_least
 
 
-def _behind(name: str, mark: WitnessMark, grant: Grant | None) -> str:
+def _behind(name: str, mark: Mark, grant: Grant | None) -> str:
     """Return what is behind the mark in the answer of a grant; empty if nothing is."""
     if grant is None:
         return "no such row"
     step = grant.sequence.step
     value = grant.value_before
-    if not mark.is_ahead_of(grant.generation, value, step, counts=counts_ids(name, grant.sequence.reset)):
+    counts = counts_ids(name, grant.sequence.reset)
+    is_other = counts and mark.step * step < 0
+    if not is_other and not mark.is_ahead_of(grant.generation, value if counts else None):
         return ""
     found = f"value {value} in generation {grant.generation}"
     return f"{found} of another sequence (counts {'up' if step > 0 else 'down'})" if mark.step * step < 0 else found
 
 
-def _backwards(name: str, mark: WitnessMark, found: str, granted: int = 0) -> StoreWentBackwards:
+def _backwards(name: str, mark: Mark, found: str, granted: int = 0) -> StoreWentBackwards:
     sequence, _, period = name.partition(PERIOD_SEPARATOR)
     of_period = f" of {period}" if period else ""
     seen = f"value {mark.value} in generation {mark.generation}{of_period} in the witness"

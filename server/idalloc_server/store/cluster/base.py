@@ -30,7 +30,7 @@ from idalloc_server.domain.store.identity import (
     listed,
     new_name,
 )
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Row, RowChange, RowVersion
+from idalloc_server.domain.store.records import NO_MARK, Claim, Demand, Grant, Mark, Row, RowChange, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_change
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
 from idalloc_server.store.cluster.http_transport import Transport
@@ -104,13 +104,15 @@ class ClusterStore(ABC):
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool: ...
 
     async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+        self, name: str, wanted: int, lease_ms: int, floor: Mark = NO_MARK, demand: Demand | None = None
     ) -> Grant | None:
         wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
-        return await self._accept_grant(name, self._grant(name, wanted, lease_ms, floor=_clamped(floor), demand=demand))
+        return await self._accept_grant(
+            name, self._grant(name, wanted, lease_ms, floor=_bounds_of(floor), demand=demand)
+        )
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark = NO_MARK
     ) -> Grant | None:
         sending = self._grant_timestamps(
             name,
@@ -118,7 +120,7 @@ class ClusterStore(ABC):
             lease_ms,
             now=clamp_to_bigint(now),
             ahead=min(ahead, MAX_STEP),
-            floor=_clamped(floor),
+            floor=_bounds_of(floor),
         )
         grant = await self._accept_grant(name, sending)
         # Timestamps between the counter and the clock are lost.
@@ -235,12 +237,12 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def _grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
+        self, name: str, wanted: int, lease_ms: int, floor: Mapping[str, int], demand: Demand | None
     ) -> Grant | None: ...
 
     @abstractmethod
     async def _grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mapping[str, int]
     ) -> Grant | None: ...
 
     @abstractmethod
@@ -253,8 +255,11 @@ class ClusterStore(ABC):
     async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim: ...
 
 
-def _clamped(floor: GrantFloor) -> GrantFloor:
-    return floor._replace(least=clamp_to_bigint(floor.least), most=clamp_to_bigint(floor.most))
+def _bounds_of(floor: Mark) -> dict[str, int]:
+    """Return the least generation, and the least and the largest value, that statements compare."""
+    value = clamp_to_bigint(floor.value)
+    least, most = (value, MAX_ID) if floor.step > 0 else (MIN_BIGINT, value)
+    return {"generation": floor.generation, "least": least, "most": most}
 
 
 def _not_given_back(refusal: Refusal) -> StoreOutcomeUnknown:

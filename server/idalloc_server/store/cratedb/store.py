@@ -28,7 +28,6 @@ from idalloc_server.domain.store.records import (
     Claim,
     Demand,
     Grant,
-    GrantFloor,
     RecordedAllocation,
     RecordedEnd,
     Row,
@@ -105,13 +104,13 @@ class CrateStore(ClusterStore):
         return {"cluster id": self.http.cluster, **tables}
 
     async def _grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
+        self, name: str, wanted: int, lease_ms: int, floor: Mapping[str, int], demand: Demand | None
     ) -> Grant | None:
         request = _Grant(
             wanted=wanted,
             lease_ms=lease_ms,
             name=name,
-            **floor._asdict(),
+            **floor,
             demand=packed_settings.pack_demand(demand),
         )
         rows = await (self._send_grant(request) if self._is_alone(name) else self._grants.write(request))
@@ -147,9 +146,9 @@ class CrateStore(ClusterStore):
         return [found.get(grant.name) or GrantLost(grant.name, why) for grant in grants]
 
     async def _grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mapping[str, int]
     ) -> Grant | None:
-        arguments = (wanted, lease_ms, name, now, ahead, *floor)
+        arguments = (wanted, lease_ms, name, now, ahead, *floor.values())
         return _parse_grant(name, await self.http.write(self._sql.grant_timestamps, *arguments), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:

@@ -4,7 +4,8 @@ from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from idalloc_server.domain.witness.marks import Replacement, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.schema import set_up_all
 from idalloc_server.store.cratedb.statements import WitnessStatements
@@ -34,9 +35,9 @@ class CrateWitness:
         with refused_as_witness():
             await set_up_all(self.http, self.schema, (WITNESS_MARKS,))
 
-    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+    async def read(self, names: Collection[str]) -> dict[str, Mark]:
         keys = list(names)
-        found: dict[str, WitnessMark] = {}
+        found: dict[str, Mark] = {}
         for start in range(0, len(keys), _NAMES_A_READ):
             part = keys[start : start + _NAMES_A_READ]
             rows = await self.http.read(self._sql.read(len(part)), *part)
@@ -50,7 +51,7 @@ class CrateWitness:
         tokens = {row[0]: row[1] for row in rows}
         return {name for name, mark, _ in replacements if tokens.get(name) == mark.token}
 
-    async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
+    async def list(self, after: str, limit: int) -> list[tuple[str, Mark]]:
         await self.http.read(self._sql.refresh)
         rows = await self.http.read(self._sql.list, after, limit)
         return [(name, parse_mark(name, fields)) for name, *fields in rows]

@@ -13,7 +13,6 @@ from idalloc_server.domain.store.records import (
     Claim,
     Demand,
     Grant,
-    GrantFloor,
     RecordedAllocation,
     RecordedEnd,
     Row,
@@ -80,17 +79,17 @@ class OpenSearchStore(ClusterStore):
         return {f"index behind {alias}": str(opened) for alias, opened in self._requests.opened.items()}
 
     async def _grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
+        self, name: str, wanted: int, lease_ms: int, floor: Mapping[str, int], demand: Demand | None
     ) -> Grant | None:
         packed = packed_settings.pack_demand(demand) if self._requests.keeps_demand else None
         written = {"demand": packed} if packed else {}
-        body = script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **floor._asdict(), **written)
+        body = script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **floor, **written)
         return await self._join(RowUpdate(name, body, f"{_GRANT_FIELDS},demand"), COUNTERS)
 
     async def _grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mapping[str, int]
     ) -> Grant | None:
-        body = script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **floor._asdict())
+        body = script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **floor)
         return await self._join(RowUpdate(name, body, _GRANT_FIELDS), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:

@@ -5,7 +5,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
-from idalloc_server.domain.witness.marks import Replacement, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement
 from idalloc_server.store.opensearch import scripts, setup
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import WITNESS
@@ -36,7 +37,7 @@ class OpenSearchWitness:
             await setup.set_up(self.http, self._requests, WITNESS, nodes=nodes, store="")
             self.http.connections.identity_check = self._requests.identity_check()
 
-    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+    async def read(self, names: Collection[str]) -> dict[str, Mark]:
         touch = script(scripts.MARK, row={}, seen="")
         *found, _ = await self.http.send_write(self._requests.touch_confirmed(WITNESS, names, touch))
         return {name: _mark(name, source) for name, source in zip(names, found, strict=True) if source is not None}
@@ -54,9 +55,9 @@ class OpenSearchWitness:
             if source is not None and source.get("token") == mark.token
         }
 
-    async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
+    async def list(self, after: str, limit: int) -> list[tuple[str, Mark]]:
         await self.http.send_read(self._requests.refresh(WITNESS))
-        marks: list[tuple[str, WitnessMark]] = []
+        marks: list[tuple[str, Mark]] = []
         while len(marks) < limit:
             size = min(limit - len(marks), self._requests.page(WITNESS))
             body = {
@@ -82,5 +83,5 @@ class OpenSearchWitness:
         await self.http.close()
 
 
-def _mark(name: str, source: dict[str, Any]) -> WitnessMark:
-    return parse_mark(name, [source.get(field) for field in WitnessMark._fields])
+def _mark(name: str, source: dict[str, Any]) -> Mark:
+    return parse_mark(name, [source.get(field) for field in Mark._fields])

@@ -28,11 +28,11 @@ from idalloc_server.domain.store.identity import (
     new_name,
 )
 from idalloc_server.domain.store.records import (
-    NO_FLOOR,
+    NO_MARK,
     Claim,
     Demand,
     Grant,
-    GrantFloor,
+    Mark,
     RecordedAllocation,
     Row,
     RowChange,
@@ -88,7 +88,7 @@ def grant(
     name: str,
     wanted: int,
     lease_ms: int,
-    floor: GrantFloor = NO_FLOOR,
+    floor: Mark = NO_MARK,
     demand: Demand | None = None,
 ) -> Grant | None:
     """See ``Store.grant``."""
@@ -102,14 +102,14 @@ def grant(
     left = 0
     if found.mode in (None, packed_settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
-    granted = 0 if wanted > left or floor.is_ahead_of(before, found.row.generation) else wanted
+    granted = 0 if wanted > left or floor.is_ahead_of(found.row.generation, before) else wanted
     packed = packed_settings.pack_demand(demand) or found.demand
     result = CounterGrant(before + granted * sequence.step, granted, remaining=left - granted)
     return _write_grant(db, found, lease_ms, result, packed_demand=packed)
 
 
 def grant_timestamps(
-    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark = NO_MARK
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
     found = _read(db, name)
@@ -117,7 +117,7 @@ def grant_timestamps(
         return None
     if found.row.deleted:
         _refuse_deleted(db, name)
-    if found.mode != packed_settings.TIMESTAMP or floor.is_ahead_of(found.counter, found.row.generation):
+    if found.mode != packed_settings.TIMESTAMP or floor.is_ahead_of(found.row.generation, found.counter):
         return _write_grant(db, found, lease_ms, CounterGrant(found.counter, granted=0, remaining=0))
     result = timestamp_grant(found.counter, found.row.sequence.max_value, wanted=wanted, now=now, ahead=ahead)
     return _write_grant(db, found, lease_ms, result)

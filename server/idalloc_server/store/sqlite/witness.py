@@ -9,7 +9,8 @@ from pathlib import Path
 
 import structlog
 
-from idalloc_server.domain.witness.marks import Replacement, WitnessMark
+from idalloc_server.domain.store.records import Mark
+from idalloc_server.domain.witness.marks import Replacement
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.schema import WITNESS_ID, create_own_tables
 from idalloc_server.store.witness import is_on_same_disk, parse_mark, refused_as_witness
@@ -58,7 +59,7 @@ class SqliteWitness:
                 next_step="name a file on another disk in the setting witness",
             )
 
-    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+    async def read(self, names: Collection[str]) -> dict[str, Mark]:
         rows = await self._database.read(lambda db: {name: db.execute(_READ, (name,)).fetchone() for name in names})
         return {name: parse_mark(name, fields) for name, fields in rows.items() if fields}
 
@@ -69,7 +70,7 @@ class SqliteWitness:
 
         return await self._database.write(work)
 
-    async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
+    async def list(self, after: str, limit: int) -> list[tuple[str, Mark]]:
         rows = await self._database.read(lambda db: db.execute(_LIST, (after, limit)).fetchall())
         return [(name, parse_mark(name, fields)) for name, *fields in rows]
 

@@ -67,13 +67,21 @@ MUTANTS = (
     MARKS.mutant(
         "mark-compared-after-the-write",
         "the mark is compared with the counter after the write, not before it",
-        Edit("HighWaterMarks.update", "mark.is_past(value_before)", "mark.is_past(grant.last_value)"),
+        Edit(
+            "HighWaterMarks.update",
+            "value_before if counts and is_same else None",
+            "grant.last_value if counts and is_same else None",
+        ),
         unexplored="equivalent with the floor: a store that is behind grants nothing, so that both values are equal",
     ),
     MARKS.mutant(
         "older-generation-accepted",
         "a write of an older generation than the mark's is accepted",
-        Edit("HighWaterMarks.update", "is_behind or grant.generation < mark.generation", "is_behind"),
+        Edit(
+            "HighWaterMarks.update",
+            "mark.is_ahead_of(grant.generation, value_before if counts and is_same else None)",
+            "mark.is_ahead_of(mark.generation, value_before if counts and is_same else None)",
+        ),
         scenarios=("restore",),
     ),
     MARKS.mutant(
@@ -87,7 +95,7 @@ MUTANTS = (
         "an advance is accepted although it did not reach the mark",
         Edit(
             "HighWaterMarks.accept",
-            "not (mark.counts and mark.is_past(row.last_value))",
+            "not (mark.is_past(row.last_value) and self._counts_ids(row.name))",
             "True",
         ),
         unexplored="equivalent: the write that follows the read is compared with the mark again",

@@ -77,7 +77,7 @@ MUTANTS = (
         "start timestamps are not confirmed by the witness",
         Edit(
             "WitnessedStore.claim_start",
-            "await self.chain.append(name, mark, start - 1, WitnessMark(0, start, 1))",
+            "await self.chain.append(name, mark, start - 1, Mark(0, start, 1))",
             "pass",
         ),
         scenarios=("witness-starts",),

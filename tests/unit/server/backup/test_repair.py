@@ -5,8 +5,8 @@ import pytest
 from idalloc_server.backup.repair import Repaired, repair
 from idalloc_server.domain.sequences.sequence import Sequence, name_of_period
 from idalloc_server.domain.store.name_holds import is_reserved
-from idalloc_server.domain.store.records import RecordedAllocation
-from idalloc_server.domain.witness.marks import START, WitnessMark
+from idalloc_server.domain.store.records import Mark, RecordedAllocation
+from idalloc_server.domain.witness.marks import START
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.fake_witness import MemoryWitness
 from tests.support.store_rows import new_row
@@ -64,7 +64,7 @@ async def test_periods_are_reported(store: MemoryStore) -> None:
 
 async def test_a_witness_knows_more(store: MemoryStore) -> None:
     """P1, P6: marks are ends of sequences, too, and of start timestamps."""
-    witness = MemoryWitness(marks={"a": WitnessMark(1, 77, 1, "t"), f"{START}3": WitnessMark(0, 1000, 1, "t")})
+    witness = MemoryWitness(marks={"a": Mark(1, 77, 1, "t"), f"{START}3": Mark(0, 1000, 1, "t")})
     await recorded(store, ("a", 5, 1))
     assert await repair(store, witness, FakeClock()) == [Repaired("a", "", 77, "reserved")]
     assert await store.claimed_starts() == {3: 1000}

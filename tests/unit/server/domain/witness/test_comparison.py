@@ -7,10 +7,10 @@ import pytest
 from idalloc_server.domain.errors import StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening
-from idalloc_server.domain.store.records import RowChange
+from idalloc_server.domain.store.records import Mark, RowChange
 from idalloc_server.domain.witness.binding import open_with_witness
 from idalloc_server.domain.witness.comparison import Repair, State, compare, forget_marks
-from idalloc_server.domain.witness.marks import START, WitnessMark
+from idalloc_server.domain.witness.marks import START
 from idalloc_server.domain.witness.store import WitnessedStore
 from tests.support.fake_store import MemoryStore
 from tests.support.fake_witness import MemoryWitness
@@ -28,23 +28,23 @@ def witness() -> MemoryWitness:
 class Case(NamedTuple):
     """A mark, the row beside it, and what an operator has to do."""
 
-    mark: WitnessMark
+    mark: Mark
     row: Row | None
     state: State
     repair: Repair | None = None
 
 
 CASES = {
-    "reached": Case(WitnessMark(2, 10, 1, "t"), Row(Sequence(), 10, 2), State.OK),
-    "newer": Case(WitnessMark(2, 10, 1, "t"), Row(Sequence(), 15, 3), State.OK),
-    "lower value": Case(WitnessMark(2, 10, 1, "t"), Row(Sequence(), 9, 2), State.BEHIND, Repair.ADVANCE),
-    "lower generation": Case(WitnessMark(2, 10, 1, "t"), Row(Sequence(), 10, 1), State.BEHIND, Repair.ADVANCE),
-    "down reached": Case(WitnessMark(2, -10, -1, "t"), Row(DOWN, -11, 2), State.OK),
-    "down behind": Case(WitnessMark(2, -10, -1, "t"), Row(DOWN, -9, 2), State.BEHIND, Repair.ADVANCE),
-    "other direction": Case(WitnessMark(2, 10, 1, "t"), Row(DOWN, -9, 2), State.BEHIND, Repair.FORGET),
-    "no row": Case(WitnessMark(2, 10, 1, "t"), None, State.MISSING, Repair.CREATE),
-    "value of a reset": Case(WitnessMark(2, 10, 1, "t"), Row(YEARLY, 0, 2), State.OK),
-    "generation of a reset": Case(WitnessMark(2, 0, 1, "t"), Row(YEARLY, 0, 1), State.BEHIND, Repair.ADVANCE),
+    "reached": Case(Mark(2, 10, 1, "t"), Row(Sequence(), 10, 2), State.OK),
+    "newer": Case(Mark(2, 10, 1, "t"), Row(Sequence(), 15, 3), State.OK),
+    "lower value": Case(Mark(2, 10, 1, "t"), Row(Sequence(), 9, 2), State.BEHIND, Repair.ADVANCE),
+    "lower generation": Case(Mark(2, 10, 1, "t"), Row(Sequence(), 10, 1), State.BEHIND, Repair.ADVANCE),
+    "down reached": Case(Mark(2, -10, -1, "t"), Row(DOWN, -11, 2), State.OK),
+    "down behind": Case(Mark(2, -10, -1, "t"), Row(DOWN, -9, 2), State.BEHIND, Repair.ADVANCE),
+    "other direction": Case(Mark(2, 10, 1, "t"), Row(DOWN, -9, 2), State.BEHIND, Repair.FORGET),
+    "no row": Case(Mark(2, 10, 1, "t"), None, State.MISSING, Repair.CREATE),
+    "value of a reset": Case(Mark(2, 10, 1, "t"), Row(YEARLY, 0, 2), State.OK),
+    "generation of a reset": Case(Mark(2, 0, 1, "t"), Row(YEARLY, 0, 1), State.BEHIND, Repair.ADVANCE),
 }
 
 
@@ -68,7 +68,7 @@ class TestCompare:
 
     async def test_a_tombstone_is_created_again(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """A deleted sequence that is behind must be created again; one that is not is ok."""
-        witness.marks["s"] = WitnessMark(2, 10, 1, "t")
+        witness.marks["s"] = Mark(2, 10, 1, "t")
         store.rows["s"] = Row(Sequence(), 9, 3, deleted=True)
         assert [each.repair for each in await compare(store, witness)] == [Repair.CREATE]
         store.rows["s"].last_value = 10
@@ -76,15 +76,15 @@ class TestCompare:
 
     async def test_a_row_without_a_value_is_behind(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """A row whose value was removed by hand is behind its mark."""
-        witness.marks["s"] = WitnessMark(0, 10, 1, "t")
+        witness.marks["s"] = Mark(0, 10, 1, "t")
         store.rows["s"] = Row(Sequence(), None, 1)
         assert [each.state for each in await compare(store, witness)] == [State.BEHIND]
 
     async def test_an_advance_repairs_earlier_periods(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """A period is behind until a newer generation of its sequence moves it past the mark."""
         old, current = name_of_period("s", "2025"), name_of_period("s", "2026")
-        witness.marks |= {"s": WitnessMark(2, 0, 1, "a"), old: WitnessMark(2, 9, 1, "b")}
-        witness.marks[current] = WitnessMark(2, 10, 1, "c")
+        witness.marks |= {"s": Mark(2, 0, 1, "a"), old: Mark(2, 9, 1, "b")}
+        witness.marks[current] = Mark(2, 10, 1, "c")
         store.rows |= {"s": Row(YEARLY, 0, 2), current: Row(YEARLY, 4, 2)}
         found = {each.name: (each.state, each.repair) for each in await compare(store, witness)}
         assert found == {
@@ -100,8 +100,8 @@ class TestCompare:
 
     async def test_start_timestamps_are_compared(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """P6: start timestamps that the store lacks are shown, without repair; its name is not."""
-        witness.marks = {f"{START}{prefix}": WitnessMark(0, 100, 1, "t") for prefix in (1, 2, 3)}
-        witness.marks[IDENTITY] = WitnessMark(0, 0, 1, "name")
+        witness.marks = {f"{START}{prefix}": Mark(0, 100, 1, "t") for prefix in (1, 2, 3)}
+        witness.marks[IDENTITY] = Mark(0, 0, 1, "name")
         store.prefixes |= {1: PrefixRow(100), 2: PrefixRow(99)}
         found = {each.name: (each.value, each.state, each.repair) for each in await compare(store, witness)}
         assert found == {
@@ -113,7 +113,7 @@ class TestCompare:
     async def test_only_one_sequence_is_compared(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """With a name only the marks of that sequence and of its periods are compared."""
         names = ["s", name_of_period("s", "2026"), "s2", "r"]
-        witness.marks |= {name: WitnessMark(2, 10, 1, "t") for name in names}
+        witness.marks |= {name: Mark(2, 10, 1, "t") for name in names}
         store.rows |= {name: Row(Sequence(), 10, 2) for name in names}
         found = await compare(store, witness, "s")
         assert [(each.name, each.state) for each in found] == [(name, State.OK) for name in names[:2]]
@@ -121,12 +121,12 @@ class TestCompare:
 
     async def test_a_tail_given_back_meanwhile_is_ok(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """A tail given back between the reads of mark and row does not put the row behind."""
-        witness.marks["s"] = WitnessMark(2, 10, 1, "t")
+        witness.marks["s"] = Mark(2, 10, 1, "t")
         store.rows["s"] = Row(Sequence(), 10, 2)
         read_starts = store.claimed_starts
 
         async def give_back() -> dict[int, int]:
-            witness.marks["s"] = WitnessMark(2, 8, 1, "u")
+            witness.marks["s"] = Mark(2, 8, 1, "u")
             return await read_starts()
 
         store.claimed_starts = give_back  # type: ignore[method-assign]
@@ -137,7 +137,7 @@ class TestCompare:
     async def test_all_pages_are_compared(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """More marks and rows than one page has are all compared."""
         names = [f"s{number:04}" for number in range(1_001)]
-        witness.marks |= {name: WitnessMark(2, 10, 1, "t") for name in names}
+        witness.marks |= {name: Mark(2, 10, 1, "t") for name in names}
         store.rows |= {name: Row(Sequence(), 10, 2) for name in names}
         del store.rows[names[-1]]
         found = await compare(store, witness)
@@ -150,7 +150,7 @@ class TestForget:
         """The marks of a sequence and its periods are deleted; those of similar names stay."""
         kept = {"r", "s2", "S", IDENTITY, f"{START}1"}
         gone = ["s", *(name_of_period("s", f"{year}") for year in range(2000, 2600))]
-        witness.marks |= {name: WitnessMark(1, 1, 1, "t") for name in (*kept, *gone)}
+        witness.marks |= {name: Mark(1, 1, 1, "t") for name in (*kept, *gone)}
         assert await forget_marks(witness, "s") == len(gone)
         assert witness.marks.keys() == kept
         assert await forget_marks(witness, "s") == 0
@@ -158,7 +158,7 @@ class TestForget:
     async def test_all_marks_go_with_the_name_of_the_store(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """Without any mark, the witness can be used for another store."""
         await open_with_witness(store, witness, ANY_STORE)
-        witness.marks["s"] = WitnessMark(1, 1, 1, "t")
+        witness.marks["s"] = Mark(1, 1, 1, "t")
         other = MemoryStore()
         await other.open()
         for opening in (ANY_STORE, Opening(creates=False)):

@@ -4,9 +4,9 @@ import os
 
 from hypothesis import given, strategies
 
+from idalloc_server.domain.store.records import Mark
 from idalloc_server.domain.witness.chain import MarkChain
 from idalloc_server.domain.witness.gaps import Gap, format_gaps, parse_gaps, take_from_gap
-from idalloc_server.domain.witness.marks import WitnessMark
 from tests.support.fake_witness import MemoryWitness
 
 
@@ -38,8 +38,8 @@ def test_the_oldest_gaps_are_forgotten() -> None:
 
 async def test_gaps_past_a_lowered_mark_are_left_out() -> None:
     """A mark that was lowered has no gap past its value, in either direction."""
-    up = WitnessMark(1, 40, 1, "seen", gaps="10:20 30:40")
-    down = WitnessMark(1, -40, -1, "seen", gaps="-10:-20 -30:-40")
+    up = Mark(1, 40, 1, "seen", gaps="10:20 30:40")
+    down = Mark(1, -40, -1, "seen", gaps="-10:-20 -30:-40")
     witness = MemoryWitness(marks={"up": up, "down": down})
     chain = MarkChain(witness, 40.0, os.urandom)
     assert await chain.replace("up", up, 30)

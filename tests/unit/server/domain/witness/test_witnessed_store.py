@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import StartRefused, StoreUnavailable, StoreWe
 from idalloc_server.domain.sequences.sequence import Ordering, Reset, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.witness.marks import WitnessMark
+from idalloc_server.domain.store.records import Mark
 from idalloc_server.domain.witness.store import WitnessedStore
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, lost_request, unreachable
 from tests.support.fake_witness import MemoryWitness
@@ -380,7 +380,7 @@ async def test_marks_have_what_was_issued(store: MemoryStore, witness: MemoryWit
     await node.take(3)
     day = name_of_period("days", "2023-11-14")
     assert {name: mark.value for name, mark in witness.marks.items()} == {"days": 0, day: 3, "s": 3}
-    assert isinstance(witness.marks["s"], WitnessMark)
+    assert isinstance(witness.marks["s"], Mark)
 
 
 async def test_a_change_that_a_restore_took_back_is_not_answered(store: MemoryStore, witness: MemoryWitness) -> None:
