@@ -150,7 +150,7 @@ LIMITS = {
         ),
         Limit(
             "connections",
-            f"the open files of the process, without {open_files.OWN + descriptors.RESERVED} reserved ones and the "
+            f"the open files of the process, without {open_files.OWN + descriptors.SPARE} reserved ones and the "
             "connections of its other ports; at least half of them",
             "`grpcio` closes a new one; `native` accepts it when another ends. Raise the hard limit, or use a proxy",
             "the store, the access file and probes have a reserve",

@@ -14,7 +14,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.files.descriptors import reserve
+from idalloc_server.files.descriptors import spare
 from idalloc_server.listen import transport
 from idalloc_server.listen.callers import open_access_control
 from idalloc_server.node import garbage
@@ -63,7 +63,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     own = [*_http_ports(settings, access_control, clock, mode), rpc]
     ports = [*further, *own]  # gRPC's is the last one: while another cannot start, it serves nothing
     stores = Stores(settings.store, settings.witness, clock, timeout=settings.store_timeout, traces=traces)
-    reserve.fill()
+    spare.fill()
     try:
         for port in own:
             await port.open()
@@ -86,7 +86,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         for port in ports:
             await port.close()
         await stores.close()
-        reserve.close()
+        spare.close()
         if traces is not None:
             await traces.close()
 
@@ -192,7 +192,7 @@ class _Node:
                 lambda error: self.rpc.health.set_store_serving(serving=not error)
             ),
             self._reload(),
-            reserve.refill(),
+            spare.refill(),
         ]
         if self.settings.http_listen:
             jobs.append(self.issuers.index.follow())

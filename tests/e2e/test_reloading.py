@@ -71,7 +71,7 @@ def test_a_revocation_is_retried_without_descriptors(tmp_path: Path) -> None:
 
 
 def test_a_renewal_is_read_at_the_limit_of_open_files(tmp_path: Path) -> None:
-    """A renewed certificate is read with descriptors of the reserve, where no other is left."""
+    """A renewed certificate is read with spare descriptors, where no other is left."""
     files = Files(tmp_path)
     with running(tmp_path, **files.flags) as server:
         idle = len(descriptors(server))

@@ -1,6 +1,6 @@
 """The errors of the domain: why a call (``Refusal``) or a start (``StartRefused``) is refused.
 
-More subclasses are in store/reservation.py and witness/chain.py.
+More subclasses are in store/name_holds.py and witness/chain.py.
 """
 
 from pathlib import Path

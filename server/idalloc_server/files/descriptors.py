@@ -1,4 +1,4 @@
-"""A reserve of file descriptors, for what must work at the limit of open files."""
+"""Spare file descriptors, for what must work at the limit of open files."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 # For the store, the access file, probes, and to refuse connections.
-RESERVED = 32
+SPARE = 32
 _REFILL_SECONDS = 1.0
 
 
@@ -17,11 +17,11 @@ class SpareDescriptors:
     """Descriptors that are held open, so that no connection can take them. Safe for threads.
 
     ``lend`` closes some, for files or sockets that are opened at once. Another thread may take one
-    in between, such as gRPC's for a new connection: then opening fails as it would have without the
-    reserve. Before ``fill`` the reserve is empty.
+    in between, such as gRPC's for a new connection: then opening fails as it would have without
+    spare ones. Before ``fill`` there are none.
     """
 
-    size: int = RESERVED
+    size: int = SPARE
     _held: list[int] = field(default_factory=list, init=False)
     _lent: int = field(default=0, init=False)
     _fills: bool = field(default=False, init=False)
@@ -55,7 +55,7 @@ class SpareDescriptors:
                 os.close(self._held.pop())
 
     async def refill(self) -> None:
-        """Fill the reserve every second, until cancelled: a lent descriptor may stay in use."""
+        """Fill them every second, until cancelled: a lent descriptor may stay in use."""
         while True:
             await asyncio.sleep(_REFILL_SECONDS)
             self.fill()
@@ -68,4 +68,4 @@ class SpareDescriptors:
                 return  # at the limit
 
 
-reserve = SpareDescriptors()
+spare = SpareDescriptors()

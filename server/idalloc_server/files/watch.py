@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from idalloc_server.domain.errors import FileUnreadable, StartRefused
-from idalloc_server.files.descriptors import reserve
+from idalloc_server.files.descriptors import spare
 
 # How often the server checks whether files have changed.
 POLL_SECONDS = 0.5
@@ -43,7 +43,7 @@ class FileWatch:
         states = self._look()  # before the content: a change meanwhile is noticed
         self.states = None
         try:
-            with reserve.lend():  # at the limit of open files, too
+            with spare.lend():  # at the limit of open files, too
                 loaded = load()
         except FileUnreadable:
             raise

@@ -60,7 +60,7 @@ class HttpPort(Port):
             self._servers["http"] = HttpServer("http_listen", settings.http_listen, limits, routes, tls=tls)
         if settings.probe_listen:
             # The kubelet is one address.
-            limits = ConnectionLimits(MAX_PROBE_CONNECTIONS, MAX_PROBE_CONNECTIONS, uses_reserve=True)
+            limits = ConnectionLimits(MAX_PROBE_CONNECTIONS, MAX_PROBE_CONNECTIONS, uses_spare=True)
             self._servers["probes"] = HttpServer("probe_listen", settings.probe_listen, limits, probes)
 
     def _guarded_routes(self, settings: Settings, access_control: AccessControl) -> list[tuple[str, Handler]]:

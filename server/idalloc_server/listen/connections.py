@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import structlog
 
 from idalloc_server.auth.rejected_callers import host_of
-from idalloc_server.files.descriptors import reserve
-from idalloc_server.listen.reservation import cannot_bind
+from idalloc_server.files.descriptors import spare
+from idalloc_server.listen.held_address import cannot_bind
 from idalloc_server.telemetry.logs import failure_fields
 
 # The most connections of the HTTP port, and of the port of probes.
@@ -44,7 +44,7 @@ class ConnectionLimits(NamedTuple):
 
     connections: int
     of_address: int  # the most connections of one address; of IPv6, a /64 is one
-    uses_reserve: bool = False  # whether connections may have the reserve of descriptors
+    uses_spare: bool = False  # whether connections may have spare descriptors
     age: float = 0.0  # when a connection must end, in seconds after it began; 0 for never
 
 
@@ -184,11 +184,11 @@ class Listener:
                     return
 
     def _accept_from_reserve(self, listening: socket.socket) -> bool:
-        """Accept a connection with a descriptor of the reserve; refuse it unless it may use one."""
+        """Accept a connection with a spare descriptor; refuse it unless it may use one."""
         try:
-            with reserve.lend():
+            with spare.lend():
                 accepted, address = listening.accept()
-                if self.limits.uses_reserve:
+                if self.limits.uses_spare:
                     self._admit(accepted, address)
                     return True
                 self._refuse(accepted, "open_files")

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import structlog
 
-from idalloc_server.files.descriptors import RESERVED
+from idalloc_server.files.descriptors import SPARE
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
 from idalloc_server.settings.model import Settings
 
@@ -44,4 +44,4 @@ def _limit_and_others(settings: Settings) -> tuple[int, int]:
     suffix = "_max_connections"  # of the ports of other packages
     limits |= {name.removesuffix(suffix): limit for name, limit in settings if name.endswith(suffix)}
     others = sum(most for port, most in limits.items() if getattr(settings, f"{port}_listen"))
-    return limit, OWN + RESERVED + others
+    return limit, OWN + SPARE + others

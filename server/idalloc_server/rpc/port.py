@@ -9,7 +9,7 @@ import structlog
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import Clock
 from idalloc_server.listen import open_files, transport
-from idalloc_server.listen.reservation import ReservedAddress
+from idalloc_server.listen.held_address import HeldAddress
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.node.mode import ProcessMode
 from idalloc_server.node.ports import Port, ServedNode
@@ -85,7 +85,7 @@ class RpcPort(Port):
             max_connections=open_files.most_grpc_connections(settings),
         )
         self._address = settings.listen  # with the port in use once bound
-        self._reserved = None if self._shares_port else ReservedAddress(settings.listen)
+        self._held_address = None if self._shares_port else HeldAddress(settings.listen)
         self._transport = transport.TRANSPORTS[settings.transport]
         self.metrics = CallMetrics()
         self.draining = Draining(self.metrics)
@@ -153,8 +153,8 @@ class RpcPort(Port):
 
     async def close(self) -> None:
         await self._server.stop(None)
-        if self._reserved:
-            self._reserved.close()
+        if self._held_address:
+            self._held_address.close()
 
     def set_serving(self) -> None:
         """Set the health of the services and of the store, which the start used."""

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from idalloc_server.listen.reservation import cannot_bind
+from idalloc_server.listen.held_address import cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.rpc.calls import Service, decoder
 from idalloc_server.settings.address import unix_path

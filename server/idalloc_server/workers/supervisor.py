@@ -19,9 +19,9 @@ import structlog
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.errors import Refusal, StartRefused
 from idalloc_server.domain.store.identity import Opening, check_place
-from idalloc_server.files.descriptors import reserve
+from idalloc_server.files.descriptors import spare
 from idalloc_server.listen import transport
-from idalloc_server.listen.reservation import ReservedAddress
+from idalloc_server.listen.held_address import HeldAddress
 from idalloc_server.node import announcements
 from idalloc_server.node.mode import stop_signals
 from idalloc_server.node.ports import other_ports
@@ -122,10 +122,10 @@ class Supervisor:
         self._http = SupervisorHttp(
             self._settings, policy, access_file, workers=self._workers.values(), counts=self.counts
         )
-        address = ReservedAddress(self._settings.listen, shared=True)
+        address = HeldAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
-        others = self._reserve_other_ports()
-        reserve.fill()
+        others = self._hold_other_ports()
+        spare.fill()
         self._serving = asyncio.create_task(self._serve())
         try:
             await asyncio.wait({self._serving})
@@ -133,7 +133,7 @@ class Supervisor:
             await self._stop_all()
             await self._http.close()
             address.close()
-            reserve.close()
+            spare.close()
             for each in others:
                 each.close()
         if not self._serving.cancelled():
@@ -141,19 +141,19 @@ class Supervisor:
         announcements.announce_stopped(self.counts())
         return self._exit_code
 
-    def _reserve_other_ports(self) -> list[ReservedAddress]:
-        """Reserve the addresses of further ports, which all workers share.
+    def _hold_other_ports(self) -> list[HeldAddress]:
+        """Hold the addresses of further ports, which all workers share.
 
         Put the ports in use into the settings.
         """
-        reserved = []
+        held = []
         for name, factory in other_ports(self._settings).items():
             factory.check_settings(self._settings, requires_authentication=self._requires_authentication)
             setting = f"{name}_listen"
-            reserved.append(ReservedAddress(getattr(self._settings, setting), shared=True, setting=setting))
-            self._settings = self._settings.model_copy(update={setting: reserved[-1].name})
-            self._addresses[name] = reserved[-1].name
-        return reserved
+            held.append(HeldAddress(getattr(self._settings, setting), shared=True, setting=setting))
+            self._settings = self._settings.model_copy(update={setting: held[-1].name})
+            self._addresses[name] = held[-1].name
+        return held
 
     async def _serve(self) -> None:
         """Start all workers, then replace those that exit, until cancelled."""
@@ -175,7 +175,7 @@ class Supervisor:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(log_calls(lambda: self.counts().calls))
-            tasks.create_task(reserve.refill())
+            tasks.create_task(spare.refill())
             for each in numbers:
                 tasks.create_task(self._supervise(each))
 

@@ -27,7 +27,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnreachable,
 )
-from idalloc_server.files.descriptors import reserve
+from idalloc_server.files.descriptors import spare
 from idalloc_server.store.cluster.hosts import Connection, Host
 from idalloc_server.store.credentials import certificate_problem
 
@@ -162,17 +162,17 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
 
 
 class _Resolver(aiohttp.ThreadedResolver):
-    """Looks names up with descriptors of the reserve."""
+    """Looks names up with spare descriptors."""
 
     async def resolve(self, *args: Any, **kwargs: Any) -> list[ResolveResult]:
-        with reserve.lend(_LOOKUP_DESCRIPTORS):
+        with spare.lend(_LOOKUP_DESCRIPTORS):
             return await super().resolve(*args, **kwargs)
 
 
 def _new_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Return a socket for an address, with a descriptor of the reserve."""
+    """Return a socket for an address, with a spare descriptor."""
     family, kind, protocol, *_ = address
-    with reserve.lend():
+    with spare.lend():
         return socket.socket(family, kind, protocol)
 
 

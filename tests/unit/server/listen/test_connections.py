@@ -262,7 +262,7 @@ def exhausted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             raise OSError(errno.EMFILE, "Too many open files")
         return accept(self)
 
-    monkeypatch.setattr(connections, "reserve", Lending())
+    monkeypatch.setattr(connections, "spare", Lending())
     monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
     return lambda: state.update(full=True)
 
@@ -298,18 +298,18 @@ async def test_without_a_reserve_the_port_pauses_and_goes_on(monkeypatch: pytest
 
 def test_the_reserve_lends_and_fills_again() -> None:
     """A lent descriptor is free for the block, and held again after it; none before ``fill``."""
-    reserve = descriptors.SpareDescriptors(4)
-    with reserve.lend():
+    spare = descriptors.SpareDescriptors(4)
+    with spare.lend():
         pass
-    assert reserve._held == []
-    reserve.fill()
-    with reserve.lend(3):
-        assert len(reserve._held) == 1
-        reserve.fill()
-        assert len(reserve._held) == 1
-    assert len(reserve._held) == 4
-    reserve.close()
-    assert reserve._held == []
+    assert spare._held == []
+    spare.fill()
+    with spare.lend(3):
+        assert len(spare._held) == 1
+        spare.fill()
+        assert len(spare._held) == 1
+    assert len(spare._held) == 4
+    spare.close()
+    assert spare._held == []
 
 
 class PortSettings(Settings):
@@ -324,7 +324,7 @@ def test_grpc_leaves_descriptors_for_all_else(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     plain = Settings()
     others = PortSettings(http_listen="127.0.0.1:0", other_listen="127.0.0.1:0", probe_listen="127.0.0.1:0")
-    own = open_files.OWN + descriptors.RESERVED
+    own = open_files.OWN + descriptors.SPARE
     assert open_files.most_grpc_connections(plain) == 1000 - own
     assert open_files.most_grpc_connections(others) == 1000 - own - 200 - 100 - 16
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))

@@ -16,7 +16,7 @@ _SLOTS = 16
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound here
 
 
-class ReservedAddress:
+class HeldAddress:
     """A listen address reserved for this server until ``close`` or the end of the process.
 
     With SO_REUSEPORT any process of the same user can bind the port. So a server first checks that

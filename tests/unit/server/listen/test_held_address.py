@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen.reservation import ReservedAddress
+from idalloc_server.listen.held_address import HeldAddress
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 
@@ -30,8 +30,8 @@ def free_address() -> str:
 
 
 @contextmanager
-def reserved(listen: str, *, shared: bool = False) -> Iterator[ReservedAddress]:
-    with closing(ReservedAddress(listen, shared=shared)) as address:
+def reserved(listen: str, *, shared: bool = False) -> Iterator[HeldAddress]:
+    with closing(HeldAddress(listen, shared=shared)) as address:
         yield address
 
 
@@ -55,7 +55,7 @@ def test_second_server_is_refused_before_the_first_listens(first: bool, second: 
     listen = free_address()
     error = pytest.raises(StartRefused, match=f"listen: cannot serve on {listen}: Address already in use")
     with reserved(listen, shared=first), error:
-        ReservedAddress(listen, shared=second)
+        HeldAddress(listen, shared=second)
     with reserved(listen, shared=second):
         pass
 
@@ -75,9 +75,9 @@ def test_wildcard_reserves_all_addresses_of_its_port(first: str, second: str, sh
     """A wildcard address conflicts with every address of the same port."""
     port = free_address().rpartition(":")[2]
     with reserved(f"{first}:{port}", shared=True), pytest.raises(StartRefused, match="Address already in use"):
-        ReservedAddress(f"{second}:{port}", shared=shared)
+        HeldAddress(f"{second}:{port}", shared=shared)
     with reserved(f"{first}:{port}"), pytest.raises(StartRefused, match="Address already in use"):
-        ReservedAddress(f"{second}:{port}", shared=True)
+        HeldAddress(f"{second}:{port}", shared=True)
     with reserved(f"{second}:{port}", shared=shared):
         pass
 
@@ -96,7 +96,7 @@ def test_server_is_refused_while_orphaned_workers_listen() -> None:
     with worker(listen):
         for shared in (False, True):
             with pytest.raises(StartRefused, match="in use"):
-                ReservedAddress(listen, shared=shared)
+                HeldAddress(listen, shared=shared)
 
 
 @on_linux
@@ -105,7 +105,7 @@ def test_workers_share_the_port_selected_for_port_0() -> None:
     with reserved("127.0.0.1:0", shared=True) as address:
         assert address.name.startswith("127.0.0.1:")
         with worker(address.name), worker(address.name), pytest.raises(StartRefused):
-            ReservedAddress(address.name)
+            HeldAddress(address.name)
 
 
 @on_linux
@@ -127,18 +127,18 @@ def test_same_port_of_another_address_is_free() -> None:
     others = f"127.0.0.2:{port}", f"127.0.0.3:{port}"
     error = pytest.raises(StartRefused, match="Address already in use")
     with reserved(listen), reserved(others[0]), reserved(others[1], shared=True), error:
-        ReservedAddress(f"0.0.0.0:{port}", shared=True)
+        HeldAddress(f"0.0.0.0:{port}", shared=True)
 
 
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=on_linux)])
 def test_unknown_host_is_refused(shared: bool) -> None:
     """An unknown host name is a start error that names it."""
     with pytest.raises(StartRefused, match=r"cannot serve on no-such-host\.invalid:1"):
-        ReservedAddress("no-such-host.invalid:1", shared=shared)
+        HeldAddress("no-such-host.invalid:1", shared=shared)
 
 
 @on_linux
 def test_address_of_another_machine_is_refused() -> None:
     """An address that this machine lacks is a start error."""
     with pytest.raises(StartRefused, match="Cannot assign requested address"):
-        ReservedAddress("192.0.2.1:50051", shared=True)  # TEST-NET-1 of RFC 5737
+        HeldAddress("192.0.2.1:50051", shared=True)  # TEST-NET-1 of RFC 5737
