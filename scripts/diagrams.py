@@ -35,7 +35,7 @@ REFILL_PATH = (
     ("store/sqlite/store.py", "the row's arithmetic, and its UPDATE"),
     ("store/sqlite/database.py", "one thread; writes that wait share a transaction"),
     ("store/sqlite/files.py", "whether the file is still the one that was opened"),
-    ("store/packed_settings.py", "the settings and the demand in their columns"),
+    ("store/stored_rows.py", "the settings and the demand in their columns"),
     ("domain/store/records.py", "the grant that the store returns"),
 )
 

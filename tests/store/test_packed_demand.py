@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from idalloc_server.domain.sequences.sequence import MAX_ID
 from idalloc_server.domain.store.records import Demand
-from idalloc_server.store.packed_settings import pack_demand, unpack_demand
+from idalloc_server.store.stored_rows import pack_demand, unpack_demand
 
 rates = st.floats(min_value=1e-300, max_value=1e18)
 calls = st.integers(1, MAX_ID)

@@ -54,7 +54,7 @@ from idalloc_server.domain.store.records import Row as StoredRow
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import advance_counter, timestamp_grant
-from idalloc_server.store.packed_settings import pack_demand, unpack_demand
+from idalloc_server.store.stored_rows import pack_demand, unpack_demand
 from tests.support.forwarding_store import ForwardingStore, Rows
 from tests.support.memory_rows import PrefixRow, RecordedRow, Row
 from tests.support.waiting import hold_for_async

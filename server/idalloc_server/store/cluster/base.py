@@ -34,7 +34,7 @@ from idalloc_server.domain.store.records import NO_MARK, Claim, Demand, Grant, M
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_change
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
 from idalloc_server.store.cluster.http_transport import Transport
-from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
+from idalloc_server.store.stored_rows import PERIOD, TIMESTAMP
 
 # The modes of rows that a grant, and a grant of timestamps, can be taken from.
 COUNTERS = (None, PERIOD)

@@ -22,7 +22,7 @@ from idalloc_server.domain.errors import (
     StoreRefused,
 )
 from idalloc_server.domain.store.identity import IDENTITY, Part, name_in
-from idalloc_server.store import packed_settings
+from idalloc_server.store import stored_rows
 from idalloc_server.store.cluster.http_transport import raise_if_server_failed
 from idalloc_server.store.cratedb.http import CrateHttp, quoted
 from idalloc_server.store.cratedb.tables import Table
@@ -294,7 +294,7 @@ async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
         raise failure
     if table.columns.keys() <= found.keys():
         event = "demand_not_kept"
-        why = packed_settings.WITHOUT_DEMAND
+        why = stored_rows.WITHOUT_DEMAND
         if "demand" not in table.optional:
             event = "store_name_not_kept"
             why = "an exchange of this table for another one is not noticed by a start"

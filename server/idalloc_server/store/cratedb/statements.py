@@ -19,7 +19,7 @@ from idalloc_server.domain.sequences.sequence import MAX_ID, PERIOD_SEPARATOR, K
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.store.bounds import MIN_BIGINT
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS_MARKS
-from idalloc_server.store.packed_settings import (
+from idalloc_server.store.stored_rows import (
     DEFAULT_GENERATION,
     DEFAULT_MIN_VALUE,
     DEFAULT_STEP,

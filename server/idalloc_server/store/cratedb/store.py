@@ -35,15 +35,15 @@ from idalloc_server.domain.store.records import (
     RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
-from idalloc_server.store import packed_settings
+from idalloc_server.store import stored_rows
 from idalloc_server.store.bounds import advance_counter, lattice
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
 from idalloc_server.store.cluster.joined_writes import JoinedWrites
-from idalloc_server.store.cluster.row_fields import columns_of, generation_of, milliseconds, parse_grant, parse_row
 from idalloc_server.store.cratedb import statements
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.schema import check_cluster, inspect, set_up
 from idalloc_server.store.cratedb.tables import TABLES
+from idalloc_server.store.stored_rows import columns_of, generation_of, milliseconds, parse_grant, parse_row
 
 # The most names whose grants may share an UPDATE; then those of all go alone once.
 _MAX_JOINING = 100_000
@@ -85,7 +85,7 @@ class CrateStore(ClusterStore):
             self._copy = copies[0][0] if copies else ""
         parts[2] = parts[2]._replace(store=self._copy)
         rows = [] if "settings" in parts[0].lacks else await self.http.read(self._sql.settings, IDENTITY)
-        return parts, packed_settings.unpack(IDENTITY, {"settings": rows[0][0]}) if rows else None
+        return parts, stored_rows.unpack(IDENTITY, {"settings": rows[0][0]}) if rows else None
 
     async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
         table = TABLES[part]
@@ -111,7 +111,7 @@ class CrateStore(ClusterStore):
             lease_ms=lease_ms,
             name=name,
             **floor,
-            demand=packed_settings.pack_demand(demand),
+            demand=stored_rows.pack_demand(demand),
         )
         rows = await (self._send_grant(request) if self._is_alone(name) else self._grants.write(request))
         grant = _parse_grant(name, rows, COUNTERS)
@@ -162,7 +162,7 @@ class CrateStore(ClusterStore):
         columns = {
             "name": name,
             "last_value": advance_counter(sequence.before_start, at_least, sequence),
-            **packed_settings.columns(name, sequence, deleted=False),
+            **stored_rows.columns(name, sequence, deleted=False),
             "generation": generation,
         }
         values = (columns[column] for column in statements.PERIOD_COLUMNS)
@@ -181,7 +181,7 @@ class CrateStore(ClusterStore):
     async def _revise(self, name: str, revision: int, change: RowChange, limit: int, at_least: int) -> Row | None:
         sequence = change.sequence
         size, offset = lattice(sequence)
-        columns = packed_settings.columns(name, sequence, deleted=change.deleted)
+        columns = stored_rows.columns(name, sequence, deleted=change.deleted)
         values = {
             "name": name,
             "revision": revision,

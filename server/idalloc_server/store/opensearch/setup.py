@@ -22,7 +22,7 @@ from idalloc_server.store.opensearch.http import INDEX_EXISTS, AliasMissing, Ope
 from idalloc_server.store.opensearch.indices import Index
 from idalloc_server.store.opensearch.requests import MAX_HITS, Requests
 from idalloc_server.store.opensearch.results import OpenedIndex
-from idalloc_server.store.packed_settings import WITHOUT_DEMAND
+from idalloc_server.store.stored_rows import WITHOUT_DEMAND
 
 _log = structlog.get_logger(__name__)
 

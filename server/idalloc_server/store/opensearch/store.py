@@ -21,9 +21,8 @@ from idalloc_server.domain.store.records import (
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT
-from idalloc_server.store import packed_settings
+from idalloc_server.store import stored_rows
 from idalloc_server.store.bounds import advance_counter, lattice
-from idalloc_server.store.cluster import row_fields
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
 from idalloc_server.store.cluster.http_connections import WrongAnswer
 from idalloc_server.store.cluster.joined_writes import JoinedWrites
@@ -81,7 +80,7 @@ class OpenSearchStore(ClusterStore):
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: Mapping[str, int], demand: Demand | None
     ) -> Grant | None:
-        packed = packed_settings.pack_demand(demand) if self._requests.keeps_demand else None
+        packed = stored_rows.pack_demand(demand) if self._requests.keeps_demand else None
         written = {"demand": packed} if packed else {}
         body = script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **floor, **written)
         return await self._join(RowUpdate(name, body, f"{_GRANT_FIELDS},demand"), COUNTERS)
@@ -93,7 +92,7 @@ class OpenSearchStore(ClusterStore):
         return await self._join(RowUpdate(name, body, _GRANT_FIELDS), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:
-        new = {name: value for name, value in row_fields.columns_of(row).items() if value is not None}
+        new = {name: value for name, value in stored_rows.columns_of(row).items() if value is not None}
         if PERIOD_SEPARATOR in row.name:
             new["period"] = True
         written = await self._write_row(row.name, {**script(scripts.TOUCH), "upsert": new})
@@ -105,7 +104,7 @@ class OpenSearchStore(ClusterStore):
         size, offset = lattice(sequence)
         body = upsert(
             scripts.PERIOD,
-            row={"name": name, "period": True, **packed_settings.columns(name, sequence, deleted=False)},
+            row={"name": name, "period": True, **stored_rows.columns(name, sequence, deleted=False)},
             at_least=advance_counter(sequence.before_start, at_least, sequence),
             generation=generation,
             size=size,
@@ -169,9 +168,9 @@ class OpenSearchStore(ClusterStore):
             grows=int(change.ends_leases),
             generation=change.generation,
             row={
-                **packed_settings.columns(name, change.sequence, deleted=change.deleted),
+                **stored_rows.columns(name, change.sequence, deleted=change.deleted),
                 "rev_by": change.by,
-                "changed_at": row_fields.milliseconds(change.at),
+                "changed_at": stored_rows.milliseconds(change.at),
             },
         )
         written = await self._write_row(name, body, may_fail_over=False)
@@ -324,7 +323,7 @@ class OpenSearchStore(ClusterStore):
             return None
         _check_types(update.name, written.source)
         version = (written.seq_no, written.term)
-        return row_fields.parse_grant(update.name, written.source, version, modes=modes, written=written_number)
+        return stored_rows.parse_grant(update.name, written.source, version, modes=modes, written=written_number)
 
     async def _send_update(self, update: RowUpdate) -> Written | None:
         return await self.http.send_write(self._requests.update(SEQUENCES, *update))
@@ -360,7 +359,7 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
         SequenceInvalid: A field has another type, or the settings cannot be decoded.
     """
     _check_types(name, source)
-    return row_fields.parse_row(name, source)
+    return stored_rows.parse_row(name, source)
 
 
 def written_number(source: Mapping[str, Any], field: str) -> int:

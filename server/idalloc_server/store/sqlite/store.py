@@ -40,7 +40,7 @@ from idalloc_server.domain.store.records import (
     ids_left,
 )
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
-from idalloc_server.store import packed_settings
+from idalloc_server.store import stored_rows
 from idalloc_server.store.bounds import CounterGrant, advance_counter, timestamp_grant
 from idalloc_server.store.sqlite import allocation_rows, schema
 from idalloc_server.store.sqlite.database import Database
@@ -71,7 +71,7 @@ class _StoredRow(NamedTuple):
     """A row and its internal columns."""
 
     row: Row  # the row that the store returns
-    mode: str | None  # its mode; see ``packed_settings.mode``
+    mode: str | None  # its mode; see ``stored_rows.mode``
     writes: int  # the number of idalloc's writes of it
     demand: Any  # its packed demand; any value that SQLite can hold
 
@@ -100,10 +100,10 @@ def grant(
     sequence = found.row.sequence
     before = found.counter
     left = 0
-    if found.mode in (None, packed_settings.PERIOD):
+    if found.mode in (None, stored_rows.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
     granted = 0 if wanted > left or floor.is_ahead_of(found.row.generation, before) else wanted
-    packed = packed_settings.pack_demand(demand) or found.demand
+    packed = stored_rows.pack_demand(demand) or found.demand
     result = CounterGrant(before + granted * sequence.step, granted, remaining=left - granted)
     return _write_grant(db, found, lease_ms, result, packed_demand=packed)
 
@@ -117,7 +117,7 @@ def grant_timestamps(
         return None
     if found.row.deleted:
         _refuse_deleted(db, name)
-    if found.mode != packed_settings.TIMESTAMP or floor.is_ahead_of(found.row.generation, found.counter):
+    if found.mode != stored_rows.TIMESTAMP or floor.is_ahead_of(found.row.generation, found.counter):
         return _write_grant(db, found, lease_ms, CounterGrant(found.counter, granted=0, remaining=0))
     result = timestamp_grant(found.counter, found.row.sequence.max_value, wanted=wanted, now=now, ahead=ahead)
     return _write_grant(db, found, lease_ms, result)
@@ -183,7 +183,7 @@ def list_rows(
             "prefix": prefix,
             "length": len(prefix),
             "with_deleted": with_deleted,
-            "deleted": packed_settings.DELETED,
+            "deleted": stored_rows.DELETED,
             "with_periods": with_periods,
             "separator": PERIOD_SEPARATOR,
             "limit": limit,
@@ -225,7 +225,7 @@ def _read(db: sqlite3.Connection, name: str) -> _StoredRow | None:
 def _with_times(row: Row) -> Row:
     """Return the row if its times can be shown; grants do without."""
     for field in ("created_at", "changed_at"):
-        packed_settings.stored_time(row.name, field, getattr(row, field))
+        stored_rows.stored_time(row.name, field, getattr(row, field))
     return row
 
 
@@ -239,14 +239,14 @@ def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
     row = Row(
         name=name,
         last_value=last_value,
-        sequence=packed_settings.unpack(name, packed),
-        generation=packed_settings.DEFAULT_GENERATION if generation is None else generation,
+        sequence=stored_rows.unpack(name, packed),
+        generation=stored_rows.DEFAULT_GENERATION if generation is None else generation,
         lease_ms=lease_ms or 0,
         revision=revision or 0,
         revised_by=revised_by or "",
         created_at=created_at,
         changed_at=changed_at,
-        deleted=mode == packed_settings.DELETED,
+        deleted=mode == stored_rows.DELETED,
     )
     return _StoredRow(row, mode, writes or 0, demand)
 
@@ -277,7 +277,7 @@ def _write_grant(
         generation=row.generation,
         version=(writes, result.last_value, row.generation),
         writes=writes,
-        demand=packed_settings.unpack_demand(packed_demand),
+        demand=stored_rows.unpack_demand(packed_demand),
     )
 
 
@@ -285,7 +285,7 @@ def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:
     values = {
         "name": row.name,
         "last_value": row.last_value,
-        **packed_settings.columns(row.name, row.sequence, deleted=row.deleted),
+        **stored_rows.columns(row.name, row.sequence, deleted=row.deleted),
         "generation": row.generation,
         "lease_ms": row.lease_ms,
         "writes": writes,
@@ -310,7 +310,7 @@ def create_tables(db: sqlite3.Connection, path: Path, opening: Opening = ANY_STO
         found = None
         if "settings" not in parts[0].lacks:
             found = db.execute("SELECT settings FROM sequences WHERE name = ?", (IDENTITY,)).fetchone()
-        settings = packed_settings.unpack(IDENTITY, {"settings": found[0]}) if found else None
+        settings = stored_rows.unpack(IDENTITY, {"settings": found[0]}) if found else None
         name = check_parts(parts, settings, opening)
         if opening.creates:
             name = name or new_name(parts, opening)

@@ -1,18 +1,19 @@
-"""Encodes a sequence's settings in a row.
+"""Rows as stores keep them, and what they mean.
 
-Numbers that statements compute with are columns, the rest is JSON. The demand of a counter is one
-text.
+Numbers that statements compute with are columns or fields, the other settings are JSON. The demand
+of a counter is one text.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
+from operator import getitem
 from types import MappingProxyType
 from typing import Any
 
-from idalloc_server.domain.errors import SequenceInvalid
+from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.sequence import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence
-from idalloc_server.domain.store.records import Demand
+from idalloc_server.domain.store.records import Demand, Grant, Row, ids_left
 
 DEFAULT_STEP = 1
 DEFAULT_MIN_VALUE = 1
@@ -137,3 +138,88 @@ def _unpack(step: int | None, min_value: int | None, max_value: int | None, sett
         if not isinstance(value, type(getattr(default, field))):
             raise TypeError(f"{field} is {value!r}")
     return Sequence(step=step, min_value=min_value, max_value=max_value, **found)
+
+
+Source = Mapping[str, Any]
+
+
+def parse_row(name: str, source: Source) -> Row:
+    """Return the row of a sequence.
+
+    Raises:
+        SequenceInvalid: The settings cannot be decoded.
+    """
+    return Row(
+        name=name,
+        last_value=source.get("last_value"),
+        sequence=unpack(name, source),
+        generation=generation_of(source),
+        lease_ms=source.get("lease_ms") or 0,
+        revision=source.get("rev") or 0,
+        revised_by=source.get("rev_by") or "",
+        created_at=stored_time(name, "created_at", source.get("created_at"), 1000),
+        changed_at=stored_time(name, "changed_at", source.get("changed_at"), 1000),
+        deleted=source.get("mode") == DELETED,
+    )
+
+
+def parse_grant(
+    name: str,
+    source: Source,
+    version: tuple[int, int],
+    modes: Collection[str | None],
+    written: Callable[[Source, str], int] = getitem,
+) -> Grant:
+    """Return the grant of an answer. A row of another mode has nothing left to grant.
+
+    ``source`` is the row after the write, ``version`` its sequence number and primary term.
+    ``written`` reads a number that the write has put into the row.
+
+    Raises:
+        SequenceDeleted: The row is a tombstone.
+        SequenceInvalid: The row has no last_value.
+    """
+    if source.get("mode") == DELETED:
+        raise SequenceDeleted(name)
+    if source.get("last_value") is None:
+        raise SequenceInvalid(name, NULL_LAST_VALUE)
+    sequence = unpack(name, source)
+    generation = generation_of(source)
+    last_value = source["last_value"]
+    left = ids_left(last_value, sequence.step, source.get("min_value"), source.get("max_value"))
+    return Grant(
+        last_value=last_value,
+        granted=written(source, "granted"),
+        sequence=sequence,
+        remaining=left if source.get("mode") in modes else 0,
+        generation=generation,
+        version=(*version, generation),
+        writes=written(source, "writes"),
+        demand=unpack_demand(source.get("demand")),
+    )
+
+
+def columns_of(row: Row) -> dict[str, int | str | None]:
+    """Return the columns of a new row; None for those without a value."""
+    return {
+        "name": row.name,
+        "last_value": row.last_value,
+        **columns(row.name, row.sequence, deleted=row.deleted),
+        "generation": row.generation,
+        "lease_ms": row.lease_ms,
+        "rev": row.revision,
+        "rev_by": row.revised_by,
+        "created_at": milliseconds(row.created_at),
+        "changed_at": milliseconds(row.changed_at),
+    }
+
+
+def generation_of(source: Source) -> int:
+    """Return the generation of a row; an adopted row has none yet."""
+    found = source.get("generation")
+    return DEFAULT_GENERATION if found is None else int(found)
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """Return a time as it is stored."""
+    return None if seconds is None else round(seconds * 1000)
