@@ -274,6 +274,7 @@ class Listener:
                 accepted.send(self.refusal)
 
     def _log_refused(self) -> None:
-        for reason, count in self._refused.items():
-            _log.warning("connections_refused", port=self.setting, reason=reason, count=count)
+        refused = self._refused.copy()
         self._refused.clear()
+        for reason, count in refused.items():
+            _log.warning("connections_refused", port=self.setting, reason=reason, count=count)

@@ -113,15 +113,15 @@ class Worker(ProcessMode):
                 serving.cancel()
 
     async def _send_answer(self, issuers: Issuers, asked: messages.Asked) -> None:
-        error = ""
-        result = None
         try:
             result = await answer(issuers, asked.question, asked.arguments)
+            self._pipe.send(messages.Answered(asked.number, "", result))
+            return
         except Refusal as refusal:
             error = str(refusal)
         except Exception as fault:
             error = f"the question {asked.question} failed: {fault!r}"
-        self._pipe.send(messages.Answered(asked.number, error, result))
+        self._pipe.send(messages.Answered(asked.number, error, None))
 
     # ProcessMode: reports to the supervisor.
 
