@@ -7,13 +7,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from uuid import uuid4
 
 from idalloc_server.backup.export_file import ExportFile, claim_line, header_line, row_line
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
+from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store, all_rows
 from idalloc_server.domain.store.records import Row, RowChange
@@ -70,19 +70,25 @@ async def retire(
     """
     by = f"{RETIRED_BY}{random(16).hex()}"
     wanted = retirement_row(moved_to or DEFAULT_MOVED_TO, by, clock.wall())
-    await _change(
-        store,
-        await store.get(RETIREMENT) or await store.create(wanted),
-        lambda row: RowChange(wanted.sequence, at_least=0, by=by, at=clock.wall()),
-        unless=lambda row: not row.deleted and moved_to in ("", row.sequence.description),
-    )
+    for _ in range(_ATTEMPTS):
+        found = await store.get(RETIREMENT)
+        if found is None:
+            await store.create(wanted)
+        elif found.deleted or moved_to not in ("", found.sequence.description):
+            change = RowChange(wanted.sequence, at_least=0, by=by, at=clock.wall())
+            await store.revise(RETIREMENT, found.revision, change)
+        else:
+            break
+    else:
+        raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
     count = 0
     waited = False
     while True:
         lease_ms = 0
         ended = 0
-        async for row in all_rows(store, with_periods=False):
-            if row.last_value is None:
+        # Also those of periods: a row that cannot be read ends this before a sequence is ended.
+        async for row in all_rows(store, with_periods=True):
+            if PERIOD_SEPARATOR in row.name or row.last_value is None:
                 continue
             if not row.deleted:
                 row = await _change(store, row, partial(_tombstone, by=by, clock=clock))
@@ -118,14 +124,13 @@ async def _change(
     store: Store,
     row: Row,
     change: Callable[[Row], RowChange],
-    unless: Callable[[Row], bool] = attrgetter("deleted"),
 ) -> Row:
-    """Change a row despite concurrent changes, unless it needs no change; return the newest row."""
-    if unless(row):
+    """Delete a row by ``change`` despite concurrent changes; return the newest row."""
+    if row.deleted:
         return row
     for _ in range(_ATTEMPTS):
         found = await store.revise(row.name, row.revision, change(row))
-        if found is None or unless(found):
+        if found is None or found.deleted:
             return found or row
         row = found
     if row.name == RETIREMENT:

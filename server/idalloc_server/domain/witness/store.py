@@ -172,9 +172,9 @@ class WitnessedStore:
             mark = await self.chain.read(name)
             reached = floor
             if mark is not None:  # the counter must have reached both
-                is_further = floor.step * mark.step > 0 and floor.is_past(mark.value)
-                value = floor.value if is_further else mark.value
-                reached = Mark(max(floor.generation, mark.generation), value, mark.step)
+                is_other = floor.step * mark.step < 0 and floor.value != NO_MARK.value
+                reached = floor if is_other or floor.is_past(mark.value) else mark
+                reached = Mark(max(floor.generation, mark.generation), reached.value, reached.step)
             grant = await send(floor=reached)
             if mark is not None and (found := _behind(name, mark, grant)):
                 granted = grant.granted if grant else 0

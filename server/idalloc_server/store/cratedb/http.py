@@ -79,8 +79,8 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
         answer = json.loads(text)
         if status == _HTTP_OK:
             return parse(answer)
-        text = str(answer["error"]["message"])
         code = int(answer["error"]["code"])
+        text = str(answer["error"]["message"])
     except (ValueError, LookupError, TypeError):
         pass  # plain text: a failed authentication, or an answer of a proxy
     message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {one_line(text)}"

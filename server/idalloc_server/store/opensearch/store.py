@@ -196,12 +196,15 @@ class OpenSearchStore(ClusterStore):
             "seq_no_primary_term": True,
             "aggs": {"written_at": {"max": {"field": "written_at"}}},
         }
-        # The time is null without a hit.
-        request = self._requests.search(
-            ALLOCATIONS, body, lambda answer: (hits_of(answer), int(answer["aggregations"]["written_at"]["value"] or 0))
-        )
-        hits, written_at = await self.http.send_read(request)
-        return RecordPosition(hits[0].seq_no, hits[0].term, written_at / 1000) if hits else None
+
+        def newest(answer: Any) -> RecordPosition | None:
+            hits = hits_of(answer)
+            if not hits:
+                return None
+            written_at = int(answer["aggregations"]["written_at"]["value"])
+            return RecordPosition(hits[0].seq_no, hits[0].term, written_at / 1000)
+
+        return await self.http.send_read(self._requests.search(ALLOCATIONS, body, newest))
 
     async def recorded_ends(self) -> Many[RecordedEnd]:
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
