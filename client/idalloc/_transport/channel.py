@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from traceback import walk_tb
+from types import GeneratorType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
@@ -152,8 +153,13 @@ class Connection:
             raise
         except BaseException as error:
             # Also what gRPC's interrupted code uses: a thread that collects this garbage would wait
-            # for the lock of a call.
-            leak((stubs, call, [{**frame.f_locals} for frame, _ in walk_tb(error.__traceback__)]))
+            # for the lock of a call. A context manager that was interrupted as it began or ended is
+            # closed instead: one of gRPC's has a lock that all channels use.
+            names = [{**frame.f_locals} for frame, _ in walk_tb(error.__traceback__)]
+            leak((stubs, call, names))
+            for each in names:
+                if isinstance(generator := getattr(each.get("self"), "gen", None), GeneratorType):
+                    generator.close()
             if self._stubs is stubs:
                 self._stubs = None
             if isinstance(error, ValueError):  # gRPC's, if the channel was closed before the call

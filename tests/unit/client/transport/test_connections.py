@@ -1,11 +1,16 @@
 """Concurrent streams use separate connections, so that several server processes serve them."""
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import _GeneratorContextManager
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 import grpc
 import pytest
+from grpc import _observability
 
 import idalloc
 from idalloc._transport.channel import MAX_CONNECTIONS
@@ -95,3 +100,26 @@ async def test_asyncio_streams_are_spread_over_connections(server: Peers) -> Non
         with pytest.raises(RuntimeError, match="closed"):
             for _ in range(10_000):
                 await anext(stream)
+
+
+def test_an_interrupt_leaves_no_lock_of_all_channels_locked(client: idalloc.Client) -> None:
+    """gRPC's lock of its plugins is free after a signal handler raised as its holder began."""
+    connection = next(iter(client._connections))
+
+    def raise_in_enter(frame: FrameType, event: str, called: object) -> None:
+        if event == "c_return" and called is next and frame.f_code is _GeneratorContextManager.__enter__.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def hold() -> None:
+        with connection.abandon_if_interrupted(connection.stubs()):
+            sys.setprofile(raise_in_enter)
+            with _observability.get_plugin():
+                raise AssertionError("it was interrupted before")
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        hold()
+    assert interrupted.value.__traceback__  # which a program may keep
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(_observability._plugin_lock.acquire, timeout=30).result()
+        other.submit(_observability._plugin_lock.release).result()
