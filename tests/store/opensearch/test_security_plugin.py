@@ -1,11 +1,12 @@
 """A real OpenSearch with its security plugin: TLS, credentials, and the documented role."""
 
+import asyncio
 import base64
 import hmac
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -28,6 +29,7 @@ from tests.support.opensearch.real import SECURED, missing
 from tests.support.opensearch.secured import JWT_KEY, PASSWORD, USER, SecuredNode
 from tests.support.paths import ROOT
 from tests.support.store_rows import grant, requested_row
+from tests.support.waiting import until
 
 # Its first start fetches the jars.
 pytestmark = [pytest.mark.test_long, pytest.mark.timeout(900)]
@@ -80,6 +82,12 @@ async def opened(node: SecuredNode) -> AsyncIterator[Open]:
     yield open_it
     for store in stores:
         await store.close()
+    # aiohttp closes a connection with TLS later, and on a busy machine after the end of the test.
+    transports: Mapping[int, object] = getattr(asyncio.get_running_loop(), "_transports", {})
+    await until(
+        lambda: all(getattr(each, "_sock", None) is None for each in list(transports.values())),
+        "all connections are closed",
+    )
 
 
 async def use(store: Store) -> None:
