@@ -145,7 +145,8 @@ class TestList:
         await witness.read(["missing"])
         ordered = sorted(marks.items(), key=lambda item: item[0].encode())
         assert await witness.list("", 100) == ordered
-        pages, after = list[tuple[str, Mark]](), ""
+        pages: list[tuple[str, Mark]] = []
+        after = ""
         while page := await witness.list(after, 3):
             assert len(page) <= 3
             pages += page
