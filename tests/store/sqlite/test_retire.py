@@ -1,6 +1,5 @@
 """Retirement of a SQLite file that has a row that cannot be read."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.store.records import Row
 from idalloc_server.store.sqlite.store import SqliteStore
+from tests.store.sqlite.conftest import execute
 from tests.support.fake_store import FakeClock
 
 YEARLY = Sequence(reset=Reset.YEARLY)
@@ -23,8 +23,7 @@ async def test_no_sequence_ends_if_a_period_cannot_be_read(tmp_path: Path) -> No
     await store.create(Row("a", 0, YEARLY))
     await store.create(Row("b", 0, Sequence()))
     await store.open_period(period, YEARLY, 0, 1)
-    with sqlite3.connect(store.path) as db:
-        db.execute("UPDATE sequences SET settings = '{bad' WHERE name = ?", (period,))
+    execute(store.path, f"UPDATE sequences SET settings = '{{bad' WHERE name = '{period}'")
 
     async def no_sleep(seconds: float) -> None:
         pass
@@ -33,7 +32,6 @@ async def test_no_sequence_ends_if_a_period_cannot_be_read(tmp_path: Path) -> No
         await retire(store, FakeClock(), sleep=no_sleep)
     rows = [await store.get(name) for name in ("a", "b")]
     assert [row.deleted for row in rows if row] == [False, False]
-    with sqlite3.connect(store.path) as db:
-        db.execute("UPDATE sequences SET settings = '{}' WHERE name = ?", (period,))
+    execute(store.path, f"UPDATE sequences SET settings = '{{}}' WHERE name = '{period}'")
     assert await retire(store, FakeClock(), sleep=no_sleep) == 2
     await store.close()

@@ -3,7 +3,8 @@
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from random import sample
 
 import pytest
 
@@ -24,9 +25,19 @@ def has_ipv6() -> bool:
 on_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
+def free_port() -> int:
+    """Return a port that is free on all addresses, outside those that the kernel assigns."""
+    for port in sample(range(20_000, 32_000), 100):
+        with suppress(OSError), closing(socket.create_server(("0.0.0.0", port))):
+            if not has_ipv6():
+                return port
+            with closing(socket.create_server(("::", port), family=socket.AF_INET6)):
+                return port
+    raise AssertionError("of 100 ports, none is free")
+
+
 def free_address() -> str:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager
@@ -73,7 +84,7 @@ def test_second_server_is_refused_before_the_first_listens(first: bool, second: 
 @pytest.mark.parametrize("shared", [False, True])
 def test_wildcard_reserves_all_addresses_of_its_port(first: str, second: str, shared: bool) -> None:
     """A wildcard address conflicts with every address of the same port."""
-    port = free_address().rpartition(":")[2]
+    port = free_port()
     with reserved(f"{first}:{port}", shared=True), pytest.raises(StartRefused, match="Address already in use"):
         HeldAddress(f"{second}:{port}", shared=shared)
     with reserved(f"{first}:{port}"), pytest.raises(StartRefused, match="Address already in use"):
@@ -122,8 +133,8 @@ def test_reserving_a_port_accepts_no_connection() -> None:
 @on_linux
 def test_same_port_of_another_address_is_free() -> None:
     """Several addresses can use one port; a wildcard then cannot."""
-    listen = free_address()
-    port = listen.rpartition(":")[2]
+    port = free_port()
+    listen = f"127.0.0.1:{port}"
     others = f"127.0.0.2:{port}", f"127.0.0.3:{port}"
     error = pytest.raises(StartRefused, match="Address already in use")
     with reserved(listen), reserved(others[0]), reserved(others[1], shared=True), error:
