@@ -208,7 +208,7 @@ class _Node:
             control.reload_requested.clear()
             _log.info("reloading")
             if self.access_file:
-                self.access_file.reload()
+                self.access_file.watch.requested.set()
             if self.rpc.certificates:
                 await asyncio.to_thread(self.rpc.certificates.reload)
 

@@ -1,14 +1,11 @@
 """The access file: identities, roles and quotas in TOML, read at start and after each change."""
 
-import asyncio
 import os
 import re
 import stat
 import tomllib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from ipaddress import ip_address
 from json import dumps
 from pathlib import Path
@@ -135,67 +132,41 @@ class AccessFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._watch = FileWatch([self._path])
+        # Many editors remove or empty a file just before they write it: a second check decides.
+        self.watch = FileWatch([self._path], self._load, is_settled=lambda policy: not policy.is_empty)
         self._is_readable = False  # whether any user of the machine may read it
-        # Not the event loop's executor: slow readers may occupy all its threads, see transport.py.
-        self._reader = ThreadPoolExecutor(1, "access")
+        # Whether a file that is missing or has no entry gives an empty policy, which rejects every
+        # call, as it does after the start; otherwise it is an error.
+        self._may_be_empty = False
 
     def read(self, *, may_be_empty: bool = False) -> AccessPolicy:
-        """Read the file.
-
-        Args:
-            may_be_empty: Whether a file that is missing or has no entry gives an empty policy,
-                which rejects every call; otherwise it is an error.
+        """Read the file at start; it must have an entry, unless ``may_be_empty``.
 
         Raises:
             FileUnreadable: The file cannot be read.
             StartRefused: The file is invalid, or any user may write it. The message names the entry
                 and the fix, and never contains a secret.
         """
-
-        def load() -> AccessPolicy:
-            try:
-                with self._path.open("rb") as file:
-                    mode = os.fstat(file.fileno()).st_mode
-                    content = file.read()
-            except OSError as error:
-                if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
-                    raise unreadable("access_file", self._path, error) from None
-                mode = 0
-                content = b""
-            if mode & stat.S_IWOTH:
-                path = shown_path(self._path)
-                raise StartRefused("access_file", f"any user of this machine may write {path}; run chmod o-w on it")
-            self._is_readable = bool(mode & stat.S_IROTH)
-            return parse(content, str(self._path), may_be_empty=may_be_empty)
-
-        return self._watch.read(load)
-
-    def read_if_changed(self, *, forced: bool = False) -> AccessPolicy | None:
-        """Read the file if it has changed since it was last read; return None if it has not.
-
-        A file that is missing or has no entry gives an empty policy if two calls in a row find
-        that.
-
-        Args:
-            forced: Whether to read an unchanged file too, and to accept an empty one at once.
-
-        Raises:
-            StartRefused: See ``read``.
-        """
-        if not forced and not self._watch.has_changed():
-            return None
-        was_read = self._watch.states is not None
-        policy = self.read(may_be_empty=True)
-        if policy.is_empty and was_read and not forced:
-            # Many editors remove or empty a file just before they write it: the next check decides.
-            self._watch.states = None
-            return None
+        self._may_be_empty = may_be_empty
+        policy = self.watch.read()
+        self._may_be_empty = True
         return policy
 
-    def reload(self) -> None:
-        """Make ``follow`` read the file now, changed or not."""
-        self._watch.requested.set()
+    def _load(self) -> AccessPolicy:
+        try:
+            with self._path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                content = file.read()
+        except OSError as error:
+            if not self._may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise unreadable("access_file", self._path, error) from None
+            mode = 0
+            content = b""
+        if mode & stat.S_IWOTH:
+            path = shown_path(self._path)
+            raise StartRefused("access_file", f"any user of this machine may write {path}; run chmod o-w on it")
+        self._is_readable = bool(mode & stat.S_IROTH)
+        return parse(content, str(self._path), may_be_empty=self._may_be_empty)
 
     async def follow(self, apply: Callable[[AccessPolicy], None]) -> None:
         """Pass each new policy to ``apply`` until cancelled.
@@ -207,25 +178,19 @@ class AccessFile:
             _log.warning("access_file_readable", path=str(self._path))
         event = error = ""
         polls = 0
-        while True:
-            forced = await self._watch.wait()
+        async for found, forced in self.watch.poll():
             logged = "" if forced else error
-            policy = None
             polls += 1
-            try:
-                read = partial(self.read_if_changed, forced=forced)
-                policy = await asyncio.get_running_loop().run_in_executor(self._reader, read)
-            except StartRefused as refused:
+            if isinstance(found, StartRefused):
                 event = "access_not_reloaded"
-                error = str(refused)
-            if policy is not None:
-                apply(policy)
-                if policy.is_empty:
-                    event = "access_empty"
-                    error = f"{self._path} has no [[identity]] and no [[quota]]: the server rejects every call"
-                else:
+                error = str(found)
+            elif found is not None:
+                apply(found)
+                event = "access_empty"
+                error = f"{self._path} has no [[identity]] and no [[quota]]: the server rejects every call"
+                if not found.is_empty:
                     error = ""
-                    _log.info("access_reloaded", identities=len(policy.identities), quotas=len(policy.quotas))
+                    _log.info("access_reloaded", identities=len(found.identities), quotas=len(found.quotas))
             if error and (error != logged or polls % POLLS_UNTIL_LOGGED_AGAIN == 0):
                 polls = 0
                 _log.error(event, error=error)

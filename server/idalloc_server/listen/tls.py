@@ -1,6 +1,5 @@
 """TLS of the server: certificate, key and CA of client certificates, reloaded after a change."""
 
-import asyncio
 import ssl
 import threading
 from collections.abc import Mapping
@@ -34,11 +33,11 @@ class Certificates:
 
     def __init__(self, settings: Settings) -> None:
         self._paths = {name: Path(file) for name in FILES if (file := getattr(settings, name))}
-        self._lock = threading.Lock()
-        self._watch = FileWatch(self._paths.values())
+        self._lock = threading.RLock()
+        self._watch = FileWatch(self._paths.values(), self._load)
         # The configuration for the next connection, if it changed.
         self._new: grpc.ServerCertificateConfiguration | None = None
-        self._logged_error = ""
+        self._error = ""  # in the files as they are now
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return the server's credentials. gRPC requires TLS 1.2 or newer.
@@ -47,39 +46,33 @@ class Certificates:
             StartRefused: A file cannot be read, or the files do not match.
         """
         return grpc.dynamic_ssl_server_credentials(
-            self._watch.read(self._read),
+            self._watch.read(),
             self._take_change,  # type: ignore[arg-type]  # The stubs lack None for no change.
             require_client_authentication="tls_client_ca" in self._paths,
         )
 
-    def reload(self) -> None:
-        """Reload the files now, changed or not."""
+    def reload(self, *, forced: bool = True) -> None:
+        """Read the files if forced or changed. Log an error if forced, or if it is a new one."""
         with self._lock:
-            self._logged_error = ""
-            self._reload_files()
+            found = self._watch.check(forced=forced)
+            if isinstance(found, StartRefused):
+                if forced or str(found) != self._error:
+                    _log.error("certificates_not_reloaded", error=str(found))
+                self._error = str(found)
+            elif found is not None:
+                self._new = found
+                self._error = ""
+                _log.info("certificates_reloaded", certificate=str(self._paths["tls_cert"]))
 
     def _take_change(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration if the files changed, or None."""
         with self._lock:
-            if self._watch.has_changed():
-                self._reload_files()
+            self.reload(forced=False)
             new = self._new
             self._new = None
             return new
 
-    def _reload_files(self) -> None:
-        """Reload the files; log each error once."""
-        try:
-            self._new = self._watch.read(self._read)
-        except StartRefused as error:
-            if str(error) != self._logged_error:
-                self._logged_error = str(error)
-                _log.error("certificates_not_reloaded", error=self._logged_error)
-        else:
-            self._logged_error = ""
-            _log.info("certificates_reloaded", certificate=str(self._paths["tls_cert"]))
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
+    def _load(self) -> grpc.ServerCertificateConfiguration:
         content = {}
         for name, path in self._paths.items():
             try:
@@ -108,19 +101,17 @@ class ReloadingTlsContext:
     def __init__(self, settings: Settings, *, requires_client_certificate: bool = False) -> None:
         self._verify_mode = ssl.CERT_REQUIRED if requires_client_certificate else ssl.CERT_OPTIONAL
         self._paths = {name: Path(file) for name in FILES if (file := getattr(settings, name))}
-        self._watch = FileWatch(self._paths.values())
+        self._watch = FileWatch(self._paths.values(), self._load)
         # By setting, when the first certificate in its file expires, in seconds since 1970.
         self.expires: dict[str, float] = {}
-        self.context = self._newest = self._watch.read(self._load)  # to serve with
+        self.context = self._newest = self._watch.read()  # to serve with
         self.context.sni_callback = self._use_newest
 
     async def follow(self) -> None:
         """Reload the files after each change, until cancelled; ``Certificates`` logs errors."""
-        while True:
-            await self._watch.wait()
-            if await asyncio.to_thread(self._watch.has_changed):
-                with suppress(StartRefused):
-                    self._newest = await asyncio.to_thread(self._watch.read, self._load)
+        async for found, _ in self._watch.poll():
+            if isinstance(found, ssl.SSLContext):
+                self._newest = found
 
     def _load(self) -> ssl.SSLContext:
         # Only servers with TLS need these 8 MB of memory.

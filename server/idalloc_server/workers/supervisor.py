@@ -347,7 +347,7 @@ class Supervisor:
     def _reload(self) -> None:
         self._broadcast(messages.Reload())
         if self._http.access_file:
-            self._http.access_file.reload()
+            self._http.access_file.watch.requested.set()
 
     def _allow_exit(self, worker: WorkerProcess) -> None:
         if not self._stopping:

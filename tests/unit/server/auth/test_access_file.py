@@ -187,12 +187,12 @@ class TestChanges:
         """An unchanged file is not read again."""
         file = AccessFile(str(path))
         assert len(file.read().identities) == 1
-        assert file.read_if_changed() is None
+        assert file.watch.check() is None
         path.write_text(GOOD)
-        changed = file.read_if_changed()
-        assert changed is not None
+        changed = file.watch.check()
+        assert isinstance(changed, AccessPolicy)
         assert len(changed.identities) == 2
-        assert file.read_if_changed() is None
+        assert file.watch.check() is None
 
     def test_replaced_file_of_same_size_and_mtime_is_read(self, path: Path) -> None:
         """A replaced file of the same size and mtime is read."""
@@ -202,8 +202,8 @@ class TestChanges:
         other.write_text(ENTRY.replace("x", "y"))
         os.utime(other, ns=(0, path.stat().st_mtime_ns))
         other.replace(path)
-        changed = file.read_if_changed()
-        assert changed is not None
+        changed = file.watch.check()
+        assert isinstance(changed, AccessPolicy)
         assert changed.identities[0].name == "y"
 
     def test_rewritten_file_of_same_size_and_mtime_is_read(self, path: Path) -> None:
@@ -214,8 +214,8 @@ class TestChanges:
         path.write_text(ENTRY.replace("x", "y"))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
-        changed = file.read_if_changed()
-        assert changed is not None
+        changed = file.watch.check()
+        assert isinstance(changed, AccessPolicy)
         assert changed.identities[0].name == "y"
 
     def test_invalid_file_is_read_once_until_it_changes(self, path: Path) -> None:
@@ -223,13 +223,11 @@ class TestChanges:
         file = AccessFile(str(path))
         file.read()
         path.write_text("[[identity]]")
-        with pytest.raises(StartRefused):
-            file.read_if_changed()
-        assert file.read_if_changed() is None
-        with pytest.raises(StartRefused):
-            file.read_if_changed(forced=True)
+        assert isinstance(file.watch.check(), StartRefused)
+        assert file.watch.check() is None
+        assert isinstance(file.watch.check(forced=True), StartRefused)
         path.write_text(ENTRY)
-        assert file.read_if_changed() is not None
+        assert isinstance(file.watch.check(), AccessPolicy)
 
     def test_unreadable_file_is_read_again_until_it_succeeds(self, path: Path) -> None:
         """A failed read loses no change."""
@@ -238,12 +236,13 @@ class TestChanges:
         path.unlink()
         path.mkdir()
         for _ in range(3):
-            with pytest.raises(FileUnreadable, match="Is a directory"):
-                file.read_if_changed()
+            error = file.watch.check()
+            assert isinstance(error, FileUnreadable)
+            assert "Is a directory" in str(error)
         path.rmdir()
         path.write_text(ENTRY)
-        assert file.read_if_changed() is not None
-        assert file.read_if_changed() is None
+        assert isinstance(file.watch.check(), AccessPolicy)
+        assert file.watch.check() is None
 
     @pytest.mark.parametrize("content", ["", " \n", "# nothing\n", "identity = []\n", None])
     def test_file_without_entries_gives_an_empty_policy(self, path: Path, content: str | None) -> None:
@@ -253,16 +252,16 @@ class TestChanges:
         path.unlink()
         if content is not None:
             path.write_text(content)
-        assert file.read_if_changed() is None  # the second check decides
-        access = file.read_if_changed()
-        assert access is not None
+        assert file.watch.check() is None  # the second check decides
+        access = file.watch.check()
+        assert isinstance(access, AccessPolicy)
         assert access.is_empty
-        assert file.read_if_changed() is None
+        assert file.watch.check() is None
         with pytest.raises(StartRefused):
             AccessFile(str(path)).read()
         assert AccessFile(str(path)).read(may_be_empty=True).is_empty
         path.write_text(ENTRY)
-        assert file.read_if_changed() is not None
+        assert isinstance(file.watch.check(), AccessPolicy)
 
     @pytest.mark.parametrize("emptied", [True, False])
     def test_half_written_file_does_not_apply(self, path: Path, emptied: bool) -> None:
@@ -274,10 +273,10 @@ class TestChanges:
                 path.write_text("")
             else:
                 path.rename(f"{path}~")
-            assert file.read_if_changed() is None
+            assert file.watch.check() is None
             path.write_text(content)
-            access = file.read_if_changed()
-            assert access is not None
+            access = file.watch.check()
+            assert isinstance(access, AccessPolicy)
             assert access.identities
 
     def test_forced_read_of_an_empty_file_applies_at_once(self, path: Path) -> None:
@@ -285,8 +284,8 @@ class TestChanges:
         file = AccessFile(str(path))
         file.read()
         path.write_text("")
-        access = file.read_if_changed(forced=True)
-        assert access is not None
+        access = file.watch.check(forced=True)
+        assert isinstance(access, AccessPolicy)
         assert access.is_empty
 
     async def test_previous_policy_stays_while_the_file_is_invalid(

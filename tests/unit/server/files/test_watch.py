@@ -1,5 +1,6 @@
 """Files are read again after a change."""
 
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -15,49 +16,48 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def failing(error: StartRefused) -> None:
-    raise error
-
-
-def test_a_change_is_noticed_once(path: Path) -> None:
-    """A file has changed until it is read, then after a change of content, inode or existence."""
-    watch = FileWatch([path])
-    assert watch.has_changed()
-    assert watch.read(path.read_text) == "first"
-    assert not watch.has_changed()
+def test_a_change_is_read_once(path: Path) -> None:
+    """A file is read once, then after a change of content, inode or existence."""
+    watch = FileWatch([path], lambda: path.read_text() if path.exists() else "none")
+    assert [watch.check(), watch.check()] == ["first", None]
     path.write_text("longer than the first")
-    assert watch.has_changed()
-    watch.read(path.read_text)
+    assert [watch.check(), watch.check()] == ["longer than the first", None]
     other = path.with_name("other")
-    other.write_text("longer than the first")
+    other.write_text("as long as the second")
     other.replace(path)
-    assert watch.has_changed()
-    watch.read(path.read_text)
+    assert [watch.check(), watch.check()] == ["as long as the second", None]
+    assert watch.check(forced=True) == "as long as the second"
     path.unlink()
-    assert watch.has_changed()
+    assert [watch.check(), watch.check()] == ["none", None]
 
 
-def test_a_change_during_a_read_is_noticed(path: Path) -> None:
+def test_a_change_during_a_read_is_read(path: Path) -> None:
     """A file that changes while it is read is read again."""
-    watch = FileWatch([path])
-    watch.read(lambda: path.write_text("longer than the first"))
-    assert watch.has_changed()
+    watch = FileWatch([path], lambda: path.write_text("longer than the first"))
+    watch.read()
+    assert watch.check() is not None
 
 
 @pytest.mark.parametrize(
-    ("error", "is_read"),
-    [(StartRefused("access_file", "is invalid"), True), (FileUnreadable("access_file", "no access"), False)],
+    ("error", "again"),
+    [(StartRefused("access_file", "is invalid"), False), (FileUnreadable("access_file", "no access"), True)],
 )
-def test_a_failed_read_is_repeated_if_the_file_was_unreadable(path: Path, error: StartRefused, is_read: bool) -> None:
+def test_a_failed_read_is_repeated_if_the_file_was_unreadable(path: Path, error: StartRefused, again: bool) -> None:
     """An invalid file is read again after a change, an unreadable one at each check."""
-    watch = FileWatch([path])
+
+    def fail() -> None:
+        raise error
+
+    watch = FileWatch([path], fail)
     with pytest.raises(StartRefused):
-        watch.read(lambda: failing(error))
-    assert (watch.states is not None, watch.has_changed()) == (is_read, not is_read)
+        watch.read()
+    assert [watch.check(), watch.check()] == ([error] * 2 if again else [None] * 2)
 
 
 async def test_a_request_ends_the_wait(path: Path) -> None:
-    """A requested check begins at once, and once."""
-    watch = FileWatch([path])
+    """A requested check begins at once, and once; it reads an unchanged file."""
+    watch = FileWatch([path], path.read_text)
+    watch.read()
     watch.requested.set()
-    assert [await watch.wait(), await watch.wait()] == [True, False]
+    async with aclosing(watch.poll()) as checks:
+        assert [await anext(checks), await anext(checks)] == [("first", True), (None, False)]
