@@ -6,13 +6,12 @@ An exported counter is never behind an id that was issued before the export.
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from uuid import uuid4
 
 from idalloc_server.backup.export_file import ExportFile, claim_line, header_line, row_line
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StartRefused, StoreUnavailable
-from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.generations import MARGIN_SECONDS, next_generation, repeat_until_held
 from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store, all_rows
@@ -21,8 +20,6 @@ from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retir
 
 # The new place of the sequences in errors of a retired store, by default.
 DEFAULT_MOVED_TO = "the store that its export was imported into"
-
-_ATTEMPTS = 10
 
 
 async def export_lines(store: Store) -> AsyncIterator[str]:
@@ -70,33 +67,35 @@ async def retire(
     """
     by = f"{RETIRED_BY}{random(16).hex()}"
     wanted = retirement_row(moved_to or DEFAULT_MOVED_TO, by, clock.wall())
-    for _ in range(_ATTEMPTS):
-        found = await store.get(RETIREMENT)
-        if found is None:
+
+    async def mark(row: Row | None) -> bool:
+        if row is None:
             await store.create(wanted)
-        elif found.deleted or moved_to not in ("", found.sequence.description):
+        elif row.deleted or moved_to not in ("", row.sequence.description):
             change = RowChange(wanted.sequence, at_least=0, by=by, at=clock.wall())
-            await store.revise(RETIREMENT, found.revision, change)
+            await store.revise(RETIREMENT, row.revision, change)
         else:
-            break
-    else:
-        raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
-    count = 0
+            return True
+        return False
+
+    await repeat_until_held(store, RETIREMENT, mark)
+    ended: set[str] = set()
     waited = False
     while True:
         lease_ms = 0
-        ended = 0
+        is_held = True
         # Also those of periods: a row that cannot be read ends this before a sequence is ended.
         async for row in all_rows(store, with_periods=True):
             if PERIOD_SEPARATOR in row.name or row.last_value is None:
                 continue
             if not row.deleted:
-                row = await _change(store, row, partial(_tombstone, by=by, clock=clock))
-                ended += 1
+                is_held = False  # The next pass finds a row that was changed meanwhile.
+                ended.add(row.name)
+                change = next_generation(row, clock, by)._replace(at_least=row.last_value, deleted=True)
+                row = await store.revise(row.name, row.revision, change) or row
             lease_ms = max(lease_ms, row.lease_ms if row.revised_by.startswith(RETIRED_BY) else 0)
-        count += ended
-        if waited and not ended:  # and none was created meanwhile
-            return count
+        if waited and is_held:  # and none was created meanwhile
+            return len(ended)
         await sleep(lease_ms / 1000 + MARGIN_SECONDS)  # also if an interrupted earlier call ended them
         waited = True
 
@@ -104,38 +103,15 @@ async def retire(
 async def unretire(store: Store, clock: Clock) -> None:
     """Undo a retirement. The sequences stay deleted until they are imported or created again."""
     by = f"unretire:{uuid4()}"
-    row = await store.get(RETIREMENT)
-    if row is not None:
-        await _change(store, row, lambda row: RowChange(row.sequence, at_least=0, by=by, at=clock.wall(), deleted=True))
 
+    async def undo(row: Row | None) -> bool:
+        if row is None or row.deleted:
+            return True
+        change = RowChange(row.sequence, at_least=0, by=by, at=clock.wall(), deleted=True)
+        await store.revise(RETIREMENT, row.revision, change)
+        return False
 
-def _tombstone(row: Row, by: str, clock: Clock) -> RowChange:
-    return RowChange(
-        row.sequence,
-        at_least=row.last_value or row.sequence.before_start,
-        by=by,
-        at=clock.wall(),
-        generation=generation_after(row.sequence, row.generation, clock),
-        deleted=True,
-    )
-
-
-async def _change(
-    store: Store,
-    row: Row,
-    change: Callable[[Row], RowChange],
-) -> Row:
-    """Delete a row by ``change`` despite concurrent changes; return the newest row."""
-    if row.deleted:
-        return row
-    for _ in range(_ATTEMPTS):
-        found = await store.revise(row.name, row.revision, change(row))
-        if found is None or found.deleted:
-            return found or row
-        row = found
-    if row.name == RETIREMENT:
-        raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
-    raise StoreUnavailable(f"sequence {row.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
+    await repeat_until_held(store, RETIREMENT, undo)
 
 
 async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], file: ExportFile) -> None:

@@ -6,16 +6,20 @@ from uuid import uuid4
 
 from idalloc_server.backup.export_file import ExportedSequence, ExportFile, Problem
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import InvalidRequest, SequenceDeleted, SequenceInvalid, StoreUnavailable
-from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
+from idalloc_server.domain.errors import InvalidRequest, SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.generations import (
+    MARGIN_SECONDS,
+    advance_period,
+    generation_after,
+    next_generation,
+    repeat_until_held,
+)
 from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
-from idalloc_server.domain.sequences.validation import changed_bound, check_change
+from idalloc_server.domain.sequences.validation import check_change
 from idalloc_server.domain.store.name_holds import RESERVED_BY, is_reserved, reserved_row, settings_before
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Row, RowChange
+from idalloc_server.domain.store.records import Row
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, raise_if_retired
-
-_ATTEMPTS = 10
 
 
 class _Rejected(Exception):
@@ -96,8 +100,8 @@ class Importer:
         line = item.row
         if line.last_value is None:
             raise _Rejected(f"sequence {line.name!r} has no last_value: add one to the line")
-        for _ in range(_ATTEMPTS):
-            row = await self.store.get(line.name)
+
+        async def attempt(row: Row | None) -> bool:
             generation = await self._import_periods(item, row)
             if row is None:
                 now = self.clock.wall()
@@ -108,16 +112,17 @@ class Importer:
                     created_at=now if line.created_at is None else line.created_at,
                     changed_at=now,
                 )
-                if (await self.store.create(new)).revised_by == self.by:
-                    self.created += 1
-                    return
+                is_held = (await self.store.create(new)).revised_by == self.by
+                self.created += is_held
             elif self._matches(line, row) and generation < row.generation and not _leases_may_live(line, row):
+                is_held = True
                 self.unchanged += 1
-                return
-            elif await self._revise(line, row, line, generation):
-                self.raised += 1
-                return
-        raise StoreUnavailable(f"sequence {line.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
+            else:
+                is_held = await self._revise(line, row, line, generation)
+                self.raised += is_held
+            return is_held
+
+        await repeat_until_held(self.store, line.name, attempt)
 
     async def _end_leases(self, line: Row) -> None:
         """End the leases of a sequence whose counter is past the counter of a line.
@@ -125,13 +130,13 @@ class Importer:
         Otherwise a node could return an unused tail, which moves the counter back before the
         line's.
         """
-        for _ in range(_ATTEMPTS):
-            row = await self.store.get(line.name)
+
+        async def attempt(row: Row | None) -> bool:
             if row is None or row.deleted or not _leases_may_live(line, row):
-                return
-            if await self._revise(line, row, row):
-                return
-        raise StoreUnavailable(f"sequence {line.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
+                return True
+            return await self._revise(line, row, row)
+
+        await repeat_until_held(self.store, line.name, attempt)
 
     def _matches(self, line: Row, row: Row) -> bool:
         """Return whether the store's row matches the line.
@@ -166,17 +171,9 @@ class Importer:
             # A restored store may have lost it. Later changes compute ``effective_at`` from it.
             with suppress(SequenceDeleted):  # deleted meanwhile
                 await self.store.grant(line.name, 0, line.lease_ms)
-        newest = max(wanted.generation, row.generation, generation)
-        change = RowChange(
-            wanted.sequence,
-            at_least=_counter(wanted),
-            by=self.by,
-            at=self.clock.wall(),
-            generation=generation_after(wanted.sequence, newest, self.clock),
-            # A node may move the counter past a new bound meanwhile.
-            limit=changed_bound(row.sequence, wanted.sequence),
-            deleted=wanted.deleted,
-        )
+        newest = max(wanted.generation, generation)
+        change = next_generation(row, self.clock, self.by, sequence=wanted.sequence, newest=newest)
+        change = change._replace(at_least=_counter(wanted), deleted=wanted.deleted)
         found = await self.store.revise(line.name, row.revision, change)
         if found is None or found.revised_by != self.by:
             return False

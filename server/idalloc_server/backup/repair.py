@@ -5,12 +5,11 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.generations import generation_after
+from idalloc_server.domain.generations import generation_after, next_generation
 from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Sequence, name_of_period
 from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.name_holds import reserved_row
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RowChange
 from idalloc_server.domain.witness.comparison import marks
 from idalloc_server.domain.witness.marks import START, Witness
 
@@ -62,8 +61,6 @@ async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Re
             await store.create(reserved_row(name, why, by=by, generation=generation, at=clock.wall()))
         elif row is not None and not period:
             state = "advanced"
-            generation = generation_after(row.sequence, row.generation, clock)
-            change = RowChange(row.sequence, last_id, by, clock.wall(), generation=generation)
-            await store.revise(name, row.revision, change)
+            await store.revise(name, row.revision, next_generation(row, clock, by)._replace(at_least=last_id))
         found.append(Repaired(sequence, period, last_id, state))
     return found

@@ -29,14 +29,13 @@ from idalloc_server.domain.errors import (
     SequenceNotFound,
     StoreFailure,
 )
-from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
+from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after, next_generation
 from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.sequence import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.validation import (
     bound_passed,
-    changed_bound,
     check_change,
     check_texts,
     resolve_settings,
@@ -346,16 +345,9 @@ class SequenceService:
 
     def _revision(self, row: Row, sequence: Sequence, change_key: ChangeKey, *, ends_leases: bool = True) -> RowChange:
         # A restored store may be behind a generation that this node saw.
-        seen = max(row.generation, self._allocator.generation_seen(row.name))
-        return RowChange(
-            sequence,
-            sequence.before_start,
-            change_key.value,
-            self._clock.wall(),
-            ends_leases=ends_leases,
-            generation=generation_after(sequence, seen, self._clock) if ends_leases else 1,
-            limit=changed_bound(row.sequence, sequence),
-        )
+        seen = self._allocator.generation_seen(row.name)
+        change = next_generation(row, self._clock, change_key.value, sequence=sequence, newest=seen)
+        return change if ends_leases else change._replace(ends_leases=False, generation=1)
 
     async def _get_live_row(self, name: str) -> Row:
         row = await self._call_store(self._store.get(name))

@@ -10,10 +10,9 @@ from idalloc_server.domain.allocation.counter_allocator import CounterAllocator,
 from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import LeaseExpired, ServerDraining, StoreUnavailable
-from idalloc_server.domain.generations import generation_after
+from idalloc_server.domain.generations import next_generation
 from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.sequence import Reset
-from idalloc_server.domain.store.records import RowChange
 from idalloc_server.domain.store.store_calls import within_timeout
 
 # A node opens the next period's counter this many times outage_reserve before the period, at a
@@ -230,15 +229,7 @@ class SequenceAllocator:
             row = await store.get(self._name)
             if row is not None and not row.deleted and row.generation < generation:
                 by = f"catch up with generation {generation}"
-                newer = generation_after(row.sequence, generation, self._clock)
-                change = RowChange(
-                    row.sequence,
-                    row.sequence.before_start,
-                    by=by,
-                    at=self._clock.wall(),
-                    ends_leases=True,
-                    generation=newer,
-                )
+                change = next_generation(row, self._clock, by, newest=generation)
                 await store.revise(self._name, row.revision, change)
 
         # The caller may leave, but all callers of the sequence need it.

@@ -75,7 +75,7 @@ MUTANTS = (
         "advance-in-the-sequence's-generation",
         "an advance opens a period's counter in any generation, also in one that nodes use",
         Edit(
-            "advance_period",
+            "advance_period.advance",
             "(max(generation, row.generation if row else 0, int(clock.wall() * 1000)) // 2 + 1) * 2",
             "max(generation, row.generation if row else 0, int(clock.wall() * 1000)) + 1",
         ),
@@ -84,7 +84,7 @@ MUTANTS = (
     GENERATIONS.mutant(
         "advance-of-a-period-is-lost",
         "an advance does not check whether another one opened the counter in its generation",
-        Edit("advance_period", "not sequence.is_past(at_least, row.last_value)", "True"),
+        Edit("advance_period.advance", "not sequence.is_past(at_least, row.last_value)", "True"),
         scenarios=("two-advances",),
     ),
     SERVICE.mutant(

@@ -8,7 +8,7 @@ MUTANTS = (
     Place("P2", IMPORTER).mutant(
         "import-leaves-leases",
         "an import that finds the same counter ends no leases: a returned tail may lower the counter below the line's",
-        Edit("Importer._import_sequence", "not _leases_may_live(line, row)", "True"),
+        Edit("Importer._import_sequence.attempt", "not _leases_may_live(line, row)", "True"),
         scenarios=("import",),
     ),
     Place("P5", IMPORTER).mutant(
@@ -22,8 +22,9 @@ MUTANTS = (
         "an import raises the generation above the store's, but not above the file's, which nodes may have seen",
         Edit(
             "Importer._revise",
-            "generation_after(wanted.sequence, newest, self.clock)",
-            "max(row.generation, generation) + 1",
+            "change._replace(at_least=_counter(wanted), deleted=wanted.deleted)",
+            "change._replace(at_least=_counter(wanted), deleted=wanted.deleted, "
+            "generation=max(row.generation, generation) + 1)",
         ),
         scenarios=("import-restored",),
     ),

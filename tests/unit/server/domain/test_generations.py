@@ -15,8 +15,10 @@ from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.generations import advance_period, generation_after
+from idalloc_server.domain.generations import advance_period, generation_after, repeat_until_held
 from idalloc_server.domain.sequences.sequence import Reset, Sequence, name_of_period
+from idalloc_server.domain.store.records import Row
+from idalloc_server.domain.store.retirement import RETIREMENT
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.sequence_allocators import make
 from tests.support.waiting import settle
@@ -86,6 +88,29 @@ async def test_the_furthest_of_two_equal_advances_applies(store: MemoryStore, cl
     opened = await asyncio.gather(*(advance_period(store, clock, counter, DAILY, past, 1) for past in (50, 500)))
     assert opened[0] < opened[1]
     assert store.rows[counter].last_value == 500
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("t", "sequence 't'"),
+        (name_of_period("t", "2026"), "period 2026 of sequence 't'"),
+        (RETIREMENT, "the retirement"),
+    ],
+)
+async def test_attempts_end(store: MemoryStore, name: str, what: str) -> None:
+    """A change that loses each race is an error, which names the row."""
+    lost = 0
+
+    async def lose(row: Row | None) -> bool:
+        nonlocal lost
+        assert row is None
+        lost += 1
+        return False
+
+    with pytest.raises(StoreUnavailable, match=f"^{what} was changed during each of 10 attempts"):
+        await repeat_until_held(store, name, lose)
+    assert lost == 10
 
 
 @pytest.mark.parametrize("generation", [10**13, 10**13 + 1])
