@@ -34,12 +34,7 @@ from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.sequence import Kind, Reset, Sequence, check_name, name_of_period
-from idalloc_server.domain.sequences.validation import (
-    bound_passed,
-    check_change,
-    check_texts,
-    resolve_settings,
-)
+from idalloc_server.domain.sequences.validation import check_change, check_texts, resolve_settings
 from idalloc_server.domain.store.name_holds import is_reserved, raise_if_reserved, settings_before
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Row, RowChange
@@ -330,8 +325,6 @@ class SequenceService:
                 publish_sequence(row, revised)
                 self.generations_ended += change.ends_leases and not new
                 return revised, change.ends_leases
-            if revised is not None and revised.revision == row.revision:
-                raise bound_passed(change.sequence, revised.last_value)
         raise SequenceChanged(name, etag_of(revised) if revised else "")
 
     async def _check_changeable(self, row: Row, etag: str, *, revives: bool = False) -> None:

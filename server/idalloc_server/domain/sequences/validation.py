@@ -125,13 +125,8 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
     if (before.step > 0) != (after.step > 0):
         raise InvalidRequest("step", f"cannot change its sign, from {before.step} to {after.step}")
     if after.bound != before.bound and after.is_past(last_value, after.bound):
-        raise bound_passed(after, last_value)
-
-
-def bound_passed(sequence: Sequence, last_value: int | None) -> InvalidRequest:
-    """Return the error of a new bound that the counter has passed."""
-    field, limit = ("max_value", "at least") if sequence.step > 0 else ("min_value", "at most")
-    return InvalidRequest(field, f"must be {limit} {last_value}, the counter's value; is {sequence.bound}")
+        field, limit = ("max_value", "at least") if after.step > 0 else ("min_value", "at most")
+        raise InvalidRequest(field, f"must be {limit} {last_value}, the counter's value; is {after.bound}")
 
 
 def changed_bound(before: Sequence, after: Sequence) -> int | None:

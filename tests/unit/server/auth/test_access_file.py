@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import tomllib
 from contextlib import suppress
 from hashlib import sha256
@@ -182,52 +181,6 @@ class TestChanges:
         path.write_text(ENTRY)
         path.chmod(0o600)
         return path
-
-    def test_only_a_changed_file_is_read_again(self, path: Path) -> None:
-        """An unchanged file is not read again."""
-        file = AccessFile(str(path))
-        assert len(file.read().identities) == 1
-        assert file.watch.check() is None
-        path.write_text(GOOD)
-        changed = file.watch.check()
-        assert isinstance(changed, AccessPolicy)
-        assert len(changed.identities) == 2
-        assert file.watch.check() is None
-
-    def test_replaced_file_of_same_size_and_mtime_is_read(self, path: Path) -> None:
-        """A replaced file of the same size and mtime is read."""
-        file = AccessFile(str(path))
-        file.read()
-        other = path.with_name("other")
-        other.write_text(ENTRY.replace("x", "y"))
-        os.utime(other, ns=(0, path.stat().st_mtime_ns))
-        other.replace(path)
-        changed = file.watch.check()
-        assert isinstance(changed, AccessPolicy)
-        assert changed.identities[0].name == "y"
-
-    def test_rewritten_file_of_same_size_and_mtime_is_read(self, path: Path) -> None:
-        """A file that is rewritten in place with its old mtime is read."""
-        file = AccessFile(str(path))
-        file.read()
-        before = path.stat()
-        path.write_text(ENTRY.replace("x", "y"))
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
-        changed = file.watch.check()
-        assert isinstance(changed, AccessPolicy)
-        assert changed.identities[0].name == "y"
-
-    def test_invalid_file_is_read_once_until_it_changes(self, path: Path) -> None:
-        """An invalid file is read once, and again after a change or when forced."""
-        file = AccessFile(str(path))
-        file.read()
-        path.write_text("[[identity]]")
-        assert isinstance(file.watch.check(), StartRefused)
-        assert file.watch.check() is None
-        assert isinstance(file.watch.check(forced=True), StartRefused)
-        path.write_text(ENTRY)
-        assert isinstance(file.watch.check(), AccessPolicy)
 
     def test_unreadable_file_is_read_again_until_it_succeeds(self, path: Path) -> None:
         """A failed read loses no change."""
