@@ -180,6 +180,29 @@ async def no_sleep(_: float) -> None:
     pass
 
 
+async def test_a_retirement_repeats_a_lost_change(
+    store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: a retirement ends a sequence that a node changed meanwhile, as does its undoing."""
+    await fill(store)
+    revise = store.revise
+    lost = []
+
+    async def lose_once(name: str, revision: int, change: RowChange) -> Row | None:
+        if name not in lost:
+            lost.append(name)
+            store.rows[name].revision += 1
+        return await revise(name, revision, change)
+
+    monkeypatch.setattr(store, "revise", lose_once)
+    assert await retire(store, clock, sleep=no_sleep) == 4
+    assert lost == ["down", "invoices", "orders", "ticks"]
+    assert all(store.rows[name].deleted for name in lost)
+    await unretire(store, clock)
+    assert store.rows[RETIREMENT].deleted
+    assert lost[-1] == RETIREMENT
+
+
 async def test_a_repeated_retirement_keeps_the_place(store: MemoryStore, clock: FakeClock) -> None:
     """A retirement may be repeated and undone; the new place stays unless another one is given."""
     await fill(store)
