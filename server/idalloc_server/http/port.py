@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import Clock
@@ -18,7 +19,7 @@ from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CO
 from idalloc_server.listen.tls import ReloadingTlsContext
 from idalloc_server.node.ports import Port, ServedNode
 from idalloc_server.settings.model import Settings
-from idalloc_server.telemetry.exposition import CONTENT_TYPE, Exposition
+from idalloc_server.telemetry.exposition import Exposition
 from idalloc_server.telemetry.families import BUILD_INFO, CERTIFICATE_EXPIRES
 from idalloc_server.telemetry.metrics import Counts
 
@@ -106,7 +107,7 @@ class HttpPort(Port):
             await server.close()
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _ready_source(self) -> Source:
         if self.source is None:

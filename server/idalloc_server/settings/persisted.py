@@ -35,14 +35,13 @@ class NodeSettingsFile:
         # As JSON values: another process of this server uses the same file.
         self.arguments = {"folder": str(folder) if folder else None, "listen": listen, "overrides": self._overrides}
         host, _, port = listen.rpartition(":")
-        number = None if unix_path(listen) else int(port)
-        self._no_path = "the user has no home folder: set XDG_STATE_HOME" if folder is None else ""
-        if number == 0:
-            self._no_path = "listen has port 0, which changes at each start: choose a port"
-        # None without a home folder, or if the port is 0 and so changes at each start.
         self.path: Path | None = None
-        if folder is not None and not self._no_path:
-            name = listen if number is None else f"{host.strip('[]')}-{number}"
+        if not unix_path(listen) and int(port) == 0:
+            self._no_path = "listen has port 0, which changes at each start: choose a port"
+        elif folder is None:
+            self._no_path = "the user has no home folder: set XDG_STATE_HOME"
+        else:
+            name = listen if unix_path(listen) else f"{host.strip('[]')}-{int(port)}"
             self.path = Path(folder) / f"persisted-{quote(name, safe='')}.json"
 
     def read(self) -> dict[str, int]:

@@ -7,14 +7,13 @@ from itertools import accumulate
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, Family
 from idalloc_server.telemetry.latencies import BUCKETS, histogram
 from idalloc_server.telemetry.metrics import Counts
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 # The labels of a call, as go-grpc-middleware names them.
 CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 CALL_COUNTERS = {

@@ -37,12 +37,9 @@ CERTIFICATE_EXPIRES = "idalloc_certificate_expires_timestamp_seconds"
 XPROTO_CONNECTIONS = "idalloc_xproto_connections"
 
 
-def time_at_combined_rate(seconds: Iterable[float]) -> float:
-    """Return the time in which several processes use up a supply.
 
-    Args:
-        seconds: The time in which each process alone would use it up.
-    """
+def time_at_combined_rate(seconds: Iterable[float]) -> float:
+    """Return the time in which processes use up a supply that each alone uses up in ``seconds``."""
     times = list(seconds)
     return 1 / sum(1 / each for each in times) if all(times) else 0.0
 

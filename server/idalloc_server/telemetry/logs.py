@@ -182,12 +182,6 @@ def _log_unhandled(error: Any) -> None:
     _log.error("unhandled_exception", exc_info=(error.exc_type, error.exc_value, error.exc_traceback))
 
 
-def _lost_line(lost: Counter[str]) -> str:
-    """Return the line that reports lost lines; it bypasses the queue."""
-    line: str = _lost_log.warning("log_lines_lost", **lost)
-    return line
-
-
 def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
     """Escape control characters, since callers choose some values.
 
@@ -211,7 +205,7 @@ _serving_log = structlog.wrap_logger(_Lines(stream=STDOUT), processors=[*_COMMON
 _start_log = structlog.wrap_logger(_Lines(), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
 # Returns each line instead of queueing it.
 _lost_log = structlog.wrap_logger(structlog.testing.ReturnLogger(), wrapper_class=_ALWAYS)
-queue = LogQueue(_lost_line)
+queue = LogQueue(lambda lost: str(_lost_log.warning("log_lines_lost", **lost)))
 flush = queue.flush
 atexit.register(flush)
 

@@ -4,7 +4,7 @@ import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import structlog
@@ -78,6 +78,17 @@ class MethodCalls:
         self.seconds += calls.seconds
         self.latencies = [mine + more for mine, more in zip(self.latencies, calls.latencies, strict=True)]
 
+    def ended_since(self, before: "MethodCalls") -> "MethodCalls":
+        """Return the calls that ended since earlier counts."""
+        latencies = [now - then for now, then in zip(self.latencies, before.latencies, strict=True)]
+        ok = self.ok - before.ok
+        failed = self.failed - before.failed
+        return MethodCalls(ok=ok, failed=failed, seconds=self.seconds - before.seconds, latencies=latencies)
+
+    def percentile_ms(self, share: float) -> float:
+        """Return the duration, in milliseconds, that this share of the calls does not exceed."""
+        return round(percentile(self.latencies, share) * 1000, 3)
+
 
 @dataclass(eq=False)
 class CallMetrics:
@@ -110,13 +121,7 @@ class FailedCalls:
     _causes: Counter[str] = field(default_factory=Counter, init=False)
 
     def add(self, method: str, code: str, reason: str, why: str) -> bool:
-        """Count a failed call.
-
-        Args:
-            method: The full method name.
-            code: The status code.
-            reason: The error reason; empty for none.
-            why: The message for people.
+        """Count a failed call; the reason may be empty.
 
         Returns:
             Whether it is the first of its kind since the last log line.
@@ -159,13 +164,7 @@ class Counts:
         """Return all metrics as JSON values."""
         return {
             "methods": {
-                name: {
-                    "started": calls.started,
-                    "ok": calls.ok,
-                    "failed": dict(calls.failed),
-                    "seconds": calls.seconds,
-                    "latencies": calls.latencies,
-                }
+                name: {each.name: getattr(calls, each.name) for each in fields(calls)}
                 for name, calls in self.calls.methods.items()
             },
             "counters": {name: dict(values) for name, values in self.counters.items()},
@@ -214,23 +213,16 @@ async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
         now = MethodCalls()
         for calls in current.methods.values():
             now.add(calls)
-        codes = now.handled - before.handled
-        if count := codes.total():
-            latencies = [after - earlier for after, earlier in zip(now.latencies, before.latencies, strict=True)]
-            durations = (
-                (now.seconds - before.seconds) / count,
-                percentile(latencies, 0.5),
-                percentile(latencies, 0.99),
-            )
-            mean, p50, p99 = (round(seconds * 1000, 3) for seconds in durations)
+        ended = now.ended_since(before)
+        if count := ended.handled.total():
             _log.info(
                 "calls",
                 count=count,
-                failed=count - codes["OK"],
-                codes=dict(codes),
-                mean_ms=mean,
-                p50_ms=p50,
-                p99_ms=p99,
+                failed=ended.failed.total(),
+                codes=dict(ended.handled),
+                mean_ms=round(ended.seconds / count * 1000, 3),
+                p50_ms=ended.percentile_ms(0.5),
+                p99_ms=ended.percentile_ms(0.99),
                 in_flight=current.in_flight,
             )
         before = now

@@ -52,7 +52,6 @@ class IssuedSeries:
         self._part = MIN_IDS / workers
         self._counted: OrderedDict[str, int] = OrderedDict()  # a dict finds its first key slowly after many deletions
         self._enough: set[str] = set()  # the counted ones that issued their part
-        self._is_full = False
 
     def add(self, sequence: str, ids: int) -> None:
         """Count ids that a sequence issued."""
@@ -60,7 +59,7 @@ class IssuedSeries:
             self.issued[sequence] += ids
             return
         self.issued[OTHER] += ids
-        if self._is_full:
+        if len(self.issued) > MAX_SERIES:
             return
         if sequence not in self._counted and len(self._counted) >= MAX_COUNTED:
             self._enough.discard(self._counted.popitem(last=False)[0])
@@ -83,6 +82,5 @@ class IssuedSeries:
             self._counted.pop(name, None)
             self._enough.discard(name)
         if len(self.issued) > MAX_SERIES:
-            self._is_full = True
             self._counted.clear()
             self._enough.clear()

@@ -9,13 +9,7 @@ SEND_SECONDS = 1.0
 
 
 def notify(state: str) -> None:
-    """Send a state to the socket in ``NOTIFY_SOCKET``.
-
-    Do nothing if the variable is not set or the socket cannot be reached.
-
-    Args:
-        state: ``READY=1`` once the server serves, ``STOPPING=1`` once it begins to stop.
-    """
+    """Send ``READY=1`` or ``STOPPING=1`` to the socket in ``NOTIFY_SOCKET``, if there is one."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return
