@@ -490,7 +490,7 @@ LIMITS = {
         Limit(
             "return of unused ids at a stop",
             f"{issuers.RELEASE_SECONDS:g} s",
-            "they are burned; the log has [`release_timed_out`](log-events.md#release_timed_out)",
+            "they are burned; the log has [`cleanup_failed`](log-events.md#cleanup_failed)",
         ),
         Limit(
             "delay of the trailer `grpc-retry-pushback-ms`",

@@ -128,7 +128,7 @@ class Issuers:
             self.doc_ids.cancel_claims(),
         )
         try:
-            in_time = await _in_time(ending)
+            in_time = await _in_time(ending, "leases")
         finally:  # after a timeout, burn what is left
             self.request_ids.abandon()
             self.allocator.abandon()
@@ -138,15 +138,15 @@ class Issuers:
 
     async def release_prefix(self) -> None:
         """Release the prefix for other nodes."""
-        await _in_time(self.start_timestamps.release())
+        await _in_time(self.start_timestamps.release(), "prefix")
 
 
-async def _in_time(work: Awaitable[object]) -> bool:
+async def _in_time(work: Awaitable[object], resource: str) -> bool:
     """Await store calls of a stop; return whether they ended within ``RELEASE_SECONDS``."""
     try:
         async with asyncio.timeout(RELEASE_SECONDS):
             await work
     except TimeoutError:
-        _log.warning("release_timed_out", timeout=RELEASE_SECONDS)
+        _log.warning("cleanup_failed", resource=resource, timeout=RELEASE_SECONDS)
         return False
     return True

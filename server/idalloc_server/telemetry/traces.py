@@ -192,7 +192,7 @@ class Traces:
         try:
             await asyncio.wait_for(ended.wait(), FLUSH_SECONDS)
         except TimeoutError:
-            _log.warning("traces_not_exported", timeout=FLUSH_SECONDS)
+            _log.warning("cleanup_failed", resource="spans", timeout=FLUSH_SECONDS)
 
 
 @dataclass(eq=False)

@@ -779,7 +779,7 @@ class CounterAllocator:
                 if await row.give_back(count, version):
                     returned = count
         except Refusal as error:
-            _log.warning("unused_ids_not_returned", sequence=row.sequence, ids=count, error=str(error))
+            _log.warning("cleanup_failed", resource="ids", sequence=row.sequence, ids=count, error=str(error))
         finally:
             self._returning = 0
             if not row.abandoned:

@@ -154,7 +154,7 @@ class StartTimestamps:
         try:
             await within_timeout(self.store_timeout, self.store.release_prefix(prefix, self.holder))
         except Refusal as refusal:
-            _log.warning("prefix_release_failed", prefix=prefix, error=str(refusal))
+            _log.warning("cleanup_failed", resource="prefix", prefix=prefix, error=str(refusal))
 
     async def _claim(self, prefix: int, at_least: int) -> Claim:
         if at_least < TIMESTAMP_END:

@@ -186,7 +186,7 @@ class IdempotentAllocator:
                 await self.prune()
                 await self._warn_if_many()
             except Refusal as error:
-                _log.warning("request_ids_not_pruned", error=str(error))
+                _log.warning("cleanup_failed", resource="request_ids", error=str(error))
             await asyncio.sleep(min(self.window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
 
     async def prune(self) -> None:

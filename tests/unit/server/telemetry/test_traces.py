@@ -174,5 +174,5 @@ async def test_close_does_not_wait_for_an_exporter(monkeypatch: pytest.MonkeyPat
     await call(recorded, "OK", {})
     with capture_logs() as lines:
         await recorded.close()
-    assert [line["event"] for line in lines] == ["traces_not_exported"]
+    assert [(line["event"], line["resource"]) for line in lines] == [("cleanup_failed", "spans")]
     release.set()

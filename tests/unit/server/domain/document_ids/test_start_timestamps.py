@@ -293,7 +293,7 @@ class TestHeartbeats:
         await start_timestamps.start()
         store.down = True
         await start_timestamps.release()
-        assert [entry["event"] for entry in logs] == ["prefix_release_failed"]
+        assert [(entry["event"], entry["resource"]) for entry in logs] == [("cleanup_failed", "prefix")]
         assert store.prefixes[7].holder == "me:50051"
 
 
