@@ -42,7 +42,7 @@ def _open_slow(*args: Any) -> _Slow:
 
 if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    settings, _, node_settings = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
+    settings, _, node_settings, _ = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
     logs.configure(settings.log_level)
     stores.open_store = _open_slow  # type: ignore[assignment, attr-defined]
     uvloop.run(app.serve(settings, ProcessMode(node_settings, settings.drain_timeout)))

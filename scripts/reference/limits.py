@@ -74,6 +74,10 @@ def _kib(size: int) -> str:
     return f"{size // 1024} kB"
 
 
+def _mib(size: int) -> str:
+    return f"{size // 2**20} MiB"
+
+
 _INVALID = "INVALID_REQUEST"
 
 # Constants of the code that limit nothing that users meet.
@@ -93,7 +97,7 @@ INTERNAL = (
         "MAX_LATE_RANGES",
     ),
     *("MAX_STORE_WAITS", "MAX_TURNS", "MAX_TURN_SECONDS"),
-    *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_SHOWN", "MAX_SIZE", "MAX_TIME", "MAX_TIMEOUT"),
+    *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_SHOWN", "MAX_TIME", "MAX_TIMEOUT"),
     "MAX_TTL_SECONDS",
 )
 
@@ -180,7 +184,7 @@ LIMITS = {
         ),
         Limit(
             "open connections of an address",
-            _setting("max_connections_per_address"),
+            "a quarter of these",
             "the same, among those of the address",
             "of IPv6, a /64 is one address",
         ),
@@ -230,20 +234,21 @@ LIMITS = {
     "X Protocol port": [
         Limit(
             "connections to a process",
-            _setting("xproto_max_connections"),
+            f"a quarter of the open files, at most {number(open_files.MAX_PORT_CONNECTIONS)}",
             "the connection that waits longest for its login ends; if none waits, the new one gets error 1040",
             "each may hold a message in memory",
         ),
         Limit(
             "connections of an address without a login to a process",
-            _setting("max_connections_per_address"),
+            "a quarter of these",
             "the same, among those of the address",
             "of IPv6, a /64 is one address",
         ),
         Limit(
             "size of a message",
-            f"{_setting('xproto_max_message_bytes')} bytes; before the login {_kib(session.MAX_CONTROL_MESSAGE)}",
+            f"{_mib(cost.MAX_SIZE)}; before the login {_kib(session.MAX_CONTROL_MESSAGE)}",
             "the server closes the connection",
+            "MySQL's default of `mysqlx_max_allowed_packet`, which clients read",
         ),
         Limit(
             "messages of a connection before its login",
@@ -301,8 +306,7 @@ LIMITS = {
         ),
         Limit(
             "arguments of a statement",
-            f"{number(cost.MAX_ARGUMENTS)}; each use counts with its bytes, all together"
-            f" {_setting('xproto_max_message_bytes')} bytes",
+            f"{number(cost.MAX_ARGUMENTS)}; each use counts with its bytes, all together {_mib(cost.MAX_SIZE)}",
             "error 1390; error 1153",
             "MySQL copies an argument to each place of use",
         ),
@@ -331,7 +335,7 @@ LIMITS = {
         ),
         Limit(
             "row of a find; document that a change writes",
-            f"{_setting('xproto_max_message_bytes')} bytes",
+            _mib(cost.MAX_SIZE),
             "error 1301; error 3150",
             "they may contain a field many times",
         ),

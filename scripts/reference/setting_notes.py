@@ -6,7 +6,7 @@ from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, BURST
 from idalloc_server.domain.allocation.reserve import GENEROSITY, PREFETCH_SHARE
 from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
 from idalloc_server.files.watch import POLL_SECONDS
-from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
+from idalloc_server.listen.connections import MAX_PROBE_CONNECTIONS
 from idalloc_server.listen.native import MAX_BLOCKED_WRITES
 from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
 from idalloc_server.rpc.port import STREAMS_SHARE
@@ -118,18 +118,10 @@ only with [`tls_cert`](#tls_cert), and clients log in only with TLS. Without a c
 `ssl-mode=DISABLED`. The rule of [`insecure`](#insecure) applies. Port 0 selects a free port, which the server prints.
 Each of several workers serves it.
 
+Messages and connections have [limits](limits.md#x-protocol-port).
+
 A statement needs a role on `SCHEMA.COLLECTION`: `read` to find and count, `allocate` to add, `admin` for all others.
 To create or drop a schema, a client needs the role `admin` on its name.""",
-    "xproto_max_message_bytes": """A longer message closes the connection. Clients read it as
-`@@mysqlx_max_allowed_packet`. A message of SQL, commands or expectations, and each one before a login, has at most 64
-KiB. The default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more than
-20 times its size in memory, and its parsing blocks the process, a quarter of a second for 4 MiB.""",
-    "xproto_max_connections": """At the limit the connection that waits longest for its login ends. If all have logged
-in, a new one gets MySQL's error 1040. Each may hold a message in memory.""",
-    "max_connections_per_address": f"""Counted from accept, before TLS. At the limit the connection of the address that
-waits longest for its client ends; if none waits, the server refuses the new one. An IPv6 /64 is one address. Sessions
-of the X Protocol that have logged in do not count. Raise it if many clients of the HTTP port share an address, as
-behind a proxy. That port has {MAX_HTTP_CONNECTIONS} connections in all.""",
     "store": f"""{_STORES}
 
 {_PARAMETERS}

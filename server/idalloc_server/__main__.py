@@ -8,6 +8,7 @@ import os
 import sys
 from json import dumps
 
+import structlog
 import typer
 
 # Before gRPC is imported: its core would log errors, such as a port in use, that this module prints
@@ -27,6 +28,7 @@ from idalloc_server.store.urls import open_store, open_witness
 from idalloc_server.telemetry import logs
 from idalloc_server.workers.supervisor import Supervisor
 
+_log = structlog.get_logger("idalloc")
 config = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the server's settings.")
 
 
@@ -39,8 +41,10 @@ def serve(*, config_file: ConfigFile = None, **flags: str | None) -> None:
     """
     code = 0
     try:
-        settings, _, node_settings = load(flags, config_file, os.environ)
+        settings, _, node_settings, deprecated = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
+        for setting, next_step in deprecated.items():
+            _log.warning("deprecated_setting", setting=setting, next_step=next_step)
         open_files.raise_limit(settings)
         file = store_file(open_store(settings.store, SystemClock()))
         created = str(file) if file and not os.path.lexists(file) else ""  # the file that this start creates
@@ -64,7 +68,7 @@ def serve(*, config_file: ConfigFile = None, **flags: str | None) -> None:
 def show(context: typer.Context, *, config_file: ConfigFile = None, **flags: str | None) -> None:
     """Print the settings of `serve` and their origins, without passwords; in text form as TOML."""
     try:
-        settings, origins, _ = load(flags, config_file, os.environ)
+        settings, origins, *_ = load(flags, config_file, os.environ)
         addresses = {"store": open_store(settings.store, SystemClock()).address}
         if settings.witness:
             addresses["witness"] = open_witness(settings.witness, settings.store).address

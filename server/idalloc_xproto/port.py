@@ -9,6 +9,7 @@ from idalloc_server.auth.sessions import AccessControl
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.connections import ConnectionLimits
+from idalloc_server.listen.open_files import most_port_connections
 from idalloc_server.listen.tls import ReloadingTlsContext
 from idalloc_server.listen.transport import check_reachable
 from idalloc_server.node.ports import Port, ServedNode
@@ -16,6 +17,7 @@ from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_xproto.collections import Collections
+from idalloc_xproto.documents.cost import MAX_SIZE
 from idalloc_xproto.documents.side_thread import SideThread
 from idalloc_xproto.listener import Services, XListener
 from idalloc_xproto.logins import Logins
@@ -51,7 +53,7 @@ class XProtocolPort(Port):
             self._tls = ReloadingTlsContext(settings, requires_client_certificate=bool(settings.tls_client_ca))
         self._documents = open_documents(settings.store, settings.store_timeout)
         self._thread = SideThread("statements")
-        self._collections = Collections(self._documents, self._settings.xproto_max_message_bytes, self._thread)
+        self._collections = Collections(self._documents, MAX_SIZE, self._thread)
 
     @staticmethod
     def check_settings(settings: Settings, *, requires_authentication: bool) -> None:
@@ -94,12 +96,8 @@ class XProtocolPort(Port):
             services,
             tls=self._tls.context if self._tls else None,
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
-            max_message_bytes=settings.xproto_max_message_bytes,
-            limits=ConnectionLimits(
-                settings.xproto_max_connections,
-                settings.max_connections_per_address,
-                age=settings.max_connection_age,
-            ),
+            max_message_bytes=MAX_SIZE,
+            limits=ConnectionLimits(most_port_connections(), age=settings.max_connection_age),
             reuse_port=self._shares_port,
         )
         await self._listener.start()

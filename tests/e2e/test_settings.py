@@ -124,17 +124,13 @@ class TestInvalidSettings:
         file.write_text("node_prefx = 7")
         assert f"node_prefx in {file}: there is no such setting" in self.invalid(config=file)
 
-    def test_the_former_name_of_a_setting_is_refused(self, tmp_path: Path) -> None:
-        """The error of a renamed setting names its present name: flag, variable and file."""
-        file = tmp_path / "idalloc.toml"
-        file.write_text('access = "access.toml"')
-        assert self.invalid(config=file) == f"access in {file}: is now access_file"
-        assert self.invalid(env=environment(access="x")) == "IDALLOC_ACCESS: is now IDALLOC_ACCESS_FILE"
-        line = "IDALLOC_XPROTO_MAX_MESSAGE: is now IDALLOC_XPROTO_MAX_MESSAGE_BYTES"
-        assert self.invalid(env=environment(xproto_max_message="5000")) == line
-        done = run_here(self.capfd, environment(), "serve", "--access", "x")
-        line = "idalloc: No such option: --access (Possible options: --access-file) (see idalloc serve --help)\n"
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+    def test_former_names_are_flags(self) -> None:
+        """The former name of access_file turns authentication on; a removed flag has no effect."""
+        flags = ("--access=x.toml", "--max-connections-per-address=0")
+        done = run_here(self.capfd, environment(), "config", "show", *flags)
+        assert done.returncode == 0, done.stderr
+        assert 'access_file = "x.toml"  # --access\n' in done.stdout
+        assert "max_connections" not in done.stdout
 
     @pytest.mark.parametrize("store", ["redis://localhost", "ids.db", "sqlite://ids.db", "crate://", "mysql://h/"])
     def test_an_unknown_store_url_is_refused(self, store: str) -> None:

@@ -55,7 +55,7 @@ class HttpPort(Port):
         probes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", readyz(self._checks))]
         self._servers: dict[str, HttpServer] = {}
         if settings.http_listen:
-            limits = ConnectionLimits(MAX_HTTP_CONNECTIONS, settings.max_connections_per_address)
+            limits = ConnectionLimits(MAX_HTTP_CONNECTIONS)
             routes = [*probes, *self._guarded_routes(settings, access_control)]
             tls = self._files.context if self._files else None
             self._servers["http"] = HttpServer("http_listen", settings.http_listen, limits, routes, tls=tls)

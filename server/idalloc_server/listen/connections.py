@@ -43,7 +43,7 @@ class ConnectionLimits(NamedTuple):
     """The limits of a port."""
 
     connections: int
-    of_address: int  # the most connections of one address; of IPv6, a /64 is one
+    of_address: int = 0  # of one address, of IPv6 a /64; 0 for a quarter of all
     uses_spare: bool = False  # whether connections may have spare descriptors
     age: float = 0.0  # when a connection must end, in seconds after it began; 0 for never
 
@@ -219,7 +219,7 @@ class Listener:
 
     def _make_room(self, new: Accepted) -> bool:
         """Return whether there is room for a connection; end the one that waits longest for it."""
-        if self._hosts[new.host] >= self.limits.of_address:
+        if self._hosts[new.host] >= (self.limits.of_address or self.limits.connections // 4):
             of_host = (each for each in self._waiting if each.host == new.host and each is not new)
             longest = max(of_host, key=attrgetter("is_silent"), default=new)
         elif self._counted >= self.limits.connections:

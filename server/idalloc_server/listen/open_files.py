@@ -14,6 +14,8 @@ from idalloc_server.settings.model import Settings
 OWN = 64
 # The fewest connections of gRPC that the settings ask for.
 MIN_GRPC_CONNECTIONS = 256
+# The most connections of the port of another package, which strangers may open.
+MAX_PORT_CONNECTIONS = 4096
 # The highest number that gRPC takes.
 _MOST = 2**31 - 1
 
@@ -25,23 +27,28 @@ def raise_limit(settings: Settings) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # macOS allows less than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit, others = _limit_and_others(settings)
-    if limit < others + MIN_GRPC_CONNECTIONS:
-        _log.warning("open_files_limit_low", limit=limit, needed=others + MIN_GRPC_CONNECTIONS)
+    needed = _others(settings) + MIN_GRPC_CONNECTIONS
+    if _limit() < needed:
+        _log.warning("open_files_limit_low", limit=_limit(), needed=needed)
 
 
 def most_grpc_connections(settings: Settings) -> int:
     """Return the most gRPC connections that leave descriptors for all else; at least half."""
-    limit, others = _limit_and_others(settings)
-    return max(limit - others, limit // 2)
+    return max(_limit() - _others(settings), _limit() // 2)
 
 
-def _limit_and_others(settings: Settings) -> tuple[int, int]:
-    """Return the limit, and how many files may be open besides gRPC connections."""
+def most_port_connections() -> int:
+    """Return the most connections of the port of another package: a quarter of the descriptors."""
+    return min(_limit() // 4, MAX_PORT_CONNECTIONS)
+
+
+def _limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _MOST if soft == resource.RLIM_INFINITY else min(soft, _MOST)
-    limits = {"http": MAX_HTTP_CONNECTIONS, "probe": MAX_PROBE_CONNECTIONS}
-    suffix = "_max_connections"  # of the ports of other packages
-    limits |= {name.removesuffix(suffix): limit for name, limit in settings if name.endswith(suffix)}
-    others = sum(most for port, most in limits.items() if getattr(settings, f"{port}_listen"))
-    return limit, OWN + SPARE + others
+    return _MOST if soft == resource.RLIM_INFINITY else min(soft, _MOST)
+
+
+def _others(settings: Settings) -> int:
+    """Return how many files may be open besides gRPC connections."""
+    own = {"http_listen": MAX_HTTP_CONNECTIONS, "probe_listen": MAX_PROBE_CONNECTIONS}
+    ports = [name for name, address in settings if name.endswith("_listen") and address]
+    return OWN + SPARE + sum(own.get(port, most_port_connections()) for port in ports)

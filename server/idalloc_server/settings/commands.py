@@ -49,9 +49,10 @@ def with_settings_as_flags(command: Any, only: Iterable[str] = ()) -> Any:
         for name, default in model().model_dump().items()
     }
     helps |= {f"{port}_listen": f"The port {port} is not installed." for port in missing}
-    for name in only or helps:
+    for name in only or (*helps, *model.replaced):
         # Typer would parse [native] as markup.
-        option = typer.Option(f"--{name.replace('_', '-')}", help=escape(helps[name]), metavar="VALUE")
+        text = escape(helps.get(name, ""))
+        option = typer.Option(f"--{name.replace('_', '-')}", help=text, metavar="VALUE", hidden=name in model.replaced)
         parameters.append(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]

@@ -64,7 +64,11 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    renamed: ClassVar[Mapping[str, str]] = {"access": "access_file"}  # former names, and the names now
+    # Former settings and what replaces them, a setting or a rule: warnings for one release.
+    replaced: ClassVar[Mapping[str, str]] = {
+        "access": "access_file",
+        "max_connections_per_address": "an address has at most a quarter of a port's connections",
+    }
 
     listen: Annotated[str, AfterValidator(check_listen_address)] = Field(
         "127.0.0.1:50051", description="Listen address, HOST:PORT or unix:/PATH; port 0 selects a free port."
@@ -80,11 +84,6 @@ class Settings(BaseModel):
     probe_listen: HttpAddress = Field(
         "",
         description="Address of a port for the probes alone, /livez and /readyz, HOST:PORT; empty for none.",
-    )
-    max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        50,
-        description="Maximum number of connections of one address to the HTTP port, and of those without a login to "
-        "the X Protocol's port of a process.",
     )
     transport: Literal["grpcio", "native"] = Field(
         "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which is experimental."

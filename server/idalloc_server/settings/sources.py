@@ -32,6 +32,7 @@ class Loaded(NamedTuple):
     settings: Settings  # all settings
     origins: dict[str, str]  # the origin of each setting that is not its default
     node_settings: NodeSettingsFile  # the persisted settings of the node with this listen address
+    deprecated: dict[str, str]  # the origin of each former setting that is set, and the next step
 
 
 def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> Loaded:
@@ -66,35 +67,41 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
         ({n: v for n, v in flags.items() if v is not None}, lambda name: f"--{name.replace('_', '-')}"),
     ]
     # The listen address selects the persisted settings.
-    settings, origins = _merge([file, *overrides])
-    overridden = {name: origins[name] for source, _ in overrides for name in source}
+    settings, origins, deprecated = _merge([file, *overrides])
+    overridden = {name: describe(name) for source, describe in overrides for name in source}
     node_settings = NodeSettingsFile(state_folder(environ), settings.listen, overridden)
     if persisted := node_settings.read():
-        settings, origins = _merge([file, (persisted, lambda name: f"{name} in {node_settings.path}"), *overrides])
-    return Loaded(settings, origins, node_settings)
+        settings, origins, _ = _merge([file, (persisted, lambda name: f"{name} in {node_settings.path}"), *overrides])
+    return Loaded(settings, origins, node_settings, deprecated)
 
 
 # Values by setting, and a function that names the origin of a setting.
 _Source = tuple[Mapping[str, Any], Callable[[str], str]]
 
 
-def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
+def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str], dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    deprecated: dict[str, str] = {}
     model, missing = installed()
     for source, describe in sources:
         for name, value in source.items():
+            origin = describe(name)
+            if now := model.replaced.get(name):
+                is_renamed = now in model.model_fields
+                deprecated[origin] = f"use {describe(now)}" if is_renamed else f"remove it: {now}"
+                if not is_renamed or now in source:
+                    continue  # it has no effect
+                name = now
             values[name] = value
-            origins[name] = describe(name)
-            if name in model.renamed:
-                raise StartRefused(origins[name], f"is now {describe(model.renamed[name]).partition(' in ')[0]}")
+            origins[name] = origin
             if name not in model.model_fields:
                 problem = "there is no such setting; `idalloc serve --help` lists all"
                 if (port := name.partition("_")[0]) in missing:
                     problem = f"this installation has no port {port}: pip install --force-reinstall 'idalloc[server]'"
-                raise StartRefused(origins[name], problem)
+                raise StartRefused(origin, problem)
     try:
-        return model(**values), origins
+        return model(**values), origins, deprecated
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")

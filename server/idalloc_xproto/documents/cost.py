@@ -35,9 +35,9 @@ MAX_SECONDS = 60.0
 MAX_SORTED_DOCUMENTS = 100_000
 MAX_SORTED_KEYS = 400_000
 MAX_SORTED_TEXT = 32 * 2**20  # characters of the documents, and of the values that they are sorted by
-# The default limit of a row of a result and of a changed document, in bytes: the default of
-# xproto_max_message_bytes.
-MAX_SIZE = 4 * 2**20
+# The most bytes of a message, of a row of a result and of a changed document: MySQL's default of
+# mysqlx_max_allowed_packet.
+MAX_SIZE = 64 * 2**20
 
 # The most parts of one message, which take memory and time beyond their bytes. An item is a part of
 # a document or of criteria.

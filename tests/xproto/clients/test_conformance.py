@@ -36,7 +36,6 @@ async def test_a_stock_client_gets_mysqls_answers(
         "tls_cert": shown.cert,
         "tls_key": shown.key,
         "xproto_listen": "127.0.0.1:0",
-        "xproto_max_message_bytes": 64 * 2**20,  # MySQL's default
     }
     async with (
         empty_store(kind, tmp_path) as store,

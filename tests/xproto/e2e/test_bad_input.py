@@ -109,11 +109,11 @@ async def test_a_client_that_reads_nothing_takes_no_memory(server: Server, grpc_
 
 
 async def test_a_message_is_bounded(server: Server) -> None:
-    """A message up to xproto_max_message_bytes is served; a longer header ends the connection."""
+    """A message of up to 64 MiB is served; a longer header ends the connection."""
     async with connected(server.xproto) as client:
         await client.create_collection()
-        assert (await client.add(f'{{"text": "{"x" * 4_000_000}"}}')).code == 0
-        client.writer.write((4 * 2**20 + 1).to_bytes(4, "little"))
+        assert (await client.add(f'{{"text": "{"x" * 60_000_000}"}}')).code == 0
+        client.writer.write((64 * 2**20 + 1).to_bytes(4, "little"))
         assert await client.rest() == b""
 
 

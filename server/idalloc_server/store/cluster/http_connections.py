@@ -31,7 +31,8 @@ from idalloc_server.files.descriptors import spare
 from idalloc_server.store.cluster.hosts import Connection, Host
 from idalloc_server.store.credentials import certificate_problem
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024  # after decompression
+# The most bytes of an answer, after decompression: the largest row that CrateDB takes has 100 MB.
+MAX_ANSWER_BYTES = 128 * 1024 * 1024
 MAX_INFORMATIONAL = 10  # answers with a status of 1xx before an answer
 
 _MAX_MESSAGE_LENGTH = 300

@@ -316,7 +316,6 @@ class PortSettings(Settings):
     """The settings of a server with a port of another package."""
 
     other_listen: str = ""
-    other_max_connections: int = 100
 
 
 def test_grpc_leaves_descriptors_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +325,8 @@ def test_grpc_leaves_descriptors_for_all_else(monkeypatch: pytest.MonkeyPatch) -
     others = PortSettings(http_listen="127.0.0.1:0", other_listen="127.0.0.1:0", probe_listen="127.0.0.1:0")
     own = open_files.OWN + descriptors.SPARE
     assert open_files.most_grpc_connections(plain) == 1000 - own
-    assert open_files.most_grpc_connections(others) == 1000 - own - 200 - 100 - 16
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
-    assert open_files.most_grpc_connections(others) == 50
+    assert open_files.most_port_connections() == 250
+    assert open_files.most_grpc_connections(others) == 500
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
+    assert open_files.most_port_connections() == 4096
+    assert open_files.most_grpc_connections(others) == 2**20 - own - 200 - 4096 - 16

@@ -72,6 +72,24 @@ def test_other_values_are_shown(tmp_path: Path) -> None:
     assert refused({"listen": "here\n"}, "flag", tmp_path).endswith(r", not 'here\n'")
 
 
+def test_former_settings_name_what_replaces_them(tmp_path: Path) -> None:
+    """A removed setting has no effect; a renamed one has, unless the new name is beside it."""
+    file = tmp_path / "idalloc.toml"
+    file.write_text('access = "old"\nnode_prefix = 7\nxproto_max_connections = "none"')
+    variables = {"IDALLOC_MAX_CONNECTIONS_PER_ADDRESS": "-1", "IDALLOC_ACCESS": "old", "IDALLOC_ACCESS_FILE": "new"}
+    loaded = load({"xproto_max_message": "1"}, str(file), variables)
+    assert (loaded.settings.access_file, loaded.settings.node_prefix) == ("new", 7)
+    assert load({}, str(file), {}).settings.access_file == "old"
+    assert load({}, None, {"IDALLOC_ACCESS": "old"}).origins == {"access_file": "IDALLOC_ACCESS"}
+    assert loaded.deprecated == {
+        f"access in {file}": f"use access_file in {file}",
+        f"xproto_max_connections in {file}": "remove it: a process has connections for a quarter of its open files",
+        "IDALLOC_MAX_CONNECTIONS_PER_ADDRESS": "remove it: an address has at most a quarter of a port's connections",
+        "IDALLOC_ACCESS": "use IDALLOC_ACCESS_FILE",
+        "--xproto-max-message": "remove it: messages have at most 64 MiB, as in MySQL",
+    }
+
+
 @pytest.mark.parametrize("value", LINES)
 def test_only_absolute_missing_paths_are_shown(tmp_path: Path, value: str) -> None:
     """A missing file is named only by an absolute path, since other text may be a secret."""
