@@ -195,6 +195,7 @@ reader: each process queues {MAX_QUEUED_BYTES // 2**20} MiB, and as much again f
 What does not fit is lost and counted in [`log_lines_lost`](log-events.md#log_lines_lost). An exit waits up to
 {FLUSH_SECONDS:g} s for the queue. Each error reason has up to {MAX_CAUSES} causes a second in the log; further ones
 are logged as `others`.""",
+    "debug_metrics": "The page of [metrics](metrics.md) marks them. No alert and no dashboard uses them.",
 }
 if unknown := NOTES.keys() - installed().settings.model_fields.keys():
     raise ValueError(f"notes on settings that do not exist: {unknown}")

@@ -44,6 +44,7 @@ class HttpPort(Port):
     ) -> None:
         self.source: Source | None = None  # what the port shows; None while the server starts
         self._exposition = Exposition(self._counts, method_types, lambda: self.source.pids() if self.source else {})
+        self._exposition.debug = settings.debug_metrics
         self._transport = settings.transport
         self._clock = clock
         self._files: ReloadingTlsContext | None = None

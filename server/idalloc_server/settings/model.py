@@ -161,6 +161,7 @@ class Settings(BaseModel):
         "info",
         description="The lowest level that is logged: debug has a line for each call, info a summary each second.",
     )
+    debug_metrics: bool = Field(False, description="Whether the metrics include those for developers of idalloc.")
 
     @field_validator("*", mode="before")
     @classmethod

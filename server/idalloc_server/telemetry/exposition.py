@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, Family
+from idalloc_server.telemetry.families import COUNTERS, DEBUG_METRICS, GAUGES, HISTOGRAMS, Family
 from idalloc_server.telemetry.latencies import BUCKETS, histogram
 from idalloc_server.telemetry.metrics import Counts
 
@@ -32,6 +32,7 @@ class Exposition(Collector):
     # The type of each RPC by its full name: unary, server_stream, client_stream or bidi_stream.
     types: Mapping[str, str]
     pids: Callable[[], Mapping[str, int]]  # returns the process ids of the server's processes, by name
+    debug: bool = False  # whether to show the metrics for developers
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -46,6 +47,8 @@ class Exposition(Collector):
             (GaugeMetricFamily, GAUGES, counts.gauges),
         ):
             for name, family in families.items():
+                if name in DEBUG_METRICS and not self.debug:
+                    continue
                 metric = kind(name, family.help, labels=family.labels)
                 # A metric without labels always has a value, unless it is optional.
                 missing = {} if family.labels or family.is_optional else {"": 0.0}

@@ -36,6 +36,8 @@ EXHAUSTS_IN = "idalloc_sequence_exhausts_in_seconds"
 CERTIFICATE_EXPIRES = "idalloc_certificate_expires_timestamp_seconds"
 XPROTO_CONNECTIONS = "idalloc_xproto_connections"
 
+# Those for developers of idalloc, which only the setting ``debug_metrics`` shows.
+DEBUG_METRICS = frozenset({GENERATIONS_ENDED, SEQUENCES_IN_MEMORY, START_TIMESTAMP})
 
 
 def time_at_combined_rate(seconds: Iterable[float]) -> float:

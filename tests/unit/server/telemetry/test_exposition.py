@@ -15,10 +15,10 @@ NO_PROCESS = 2**22 + 1
 METHOD, STREAM = "/idalloc.v1.NodeService/GetNode", "/idalloc.v1.IdAllocatorService/StreamRanges"
 
 
-def samples(counts: Counts) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def samples(counts: Counts, debug: bool = False) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Return all values by name and labels."""
     types, pids = {METHOD: "unary", STREAM: "server_stream"}, {"server": os.getpid(), "gone": NO_PROCESS}
-    text = Exposition(lambda: counts, types, lambda: pids).text().decode()
+    text = Exposition(lambda: counts, types, lambda: pids, debug).text().decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -100,6 +100,13 @@ def test_labels_of_any_sequence_parse() -> None:
     values = samples(counts)
     assert of("idalloc_ids_issued_total", values, sequence=name) == 7
     assert of("idalloc_reserve_limited", values, reason="max_lease_size", sequence=name) == 1
+
+
+def test_metrics_for_developers_need_a_setting() -> None:
+    """Without debug_metrics the metrics for developers have no series; all others are the same."""
+    plain, debug = ({name for name, _ in samples(Counts(), debug)} for debug in (False, True))
+    assert debug - plain == {"idalloc_generations_ended_total", "idalloc_sequences_in_memory"}
+    assert plain < debug
 
 
 def test_only_optional_metrics_may_have_no_series() -> None:
