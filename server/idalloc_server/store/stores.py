@@ -1,17 +1,21 @@
-"""The stores of one process, opened together; their calls are counted by outcome."""
+"""The stores of a serving process, opened together: each call has a timeout, a count and a span.
+
+Commands call their stores without these: a scan of theirs may take long.
+"""
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import structlog
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRefused, StoreUnavailable
 from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import WRITES, Store
-from idalloc_server.domain.store.store_calls import counted
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.urls import open_store, open_witness
@@ -19,8 +23,78 @@ from idalloc_server.telemetry.traces import Traces
 
 # The pause between attempts to open an unavailable store at startup.
 OPEN_RETRY_SECONDS = 1.0
+# These calls have no timeout: ``open`` may create tables, and ``Stores.open`` repeats it.
+_WITHOUT_TIMEOUT = ("open", "close")
 
+_Target = TypeVar("_Target")
+_Method = Callable[..., Awaitable[Any]]
 _log = structlog.get_logger("idalloc")
+
+
+def proxied(
+    target: _Target,
+    protocol: type,
+    timeout: float,
+    *,
+    counts: Counter[str] | None = None,
+    traces: Traces | None = None,
+) -> _Target:
+    """Return a store, or a witness, as a serving process calls it.
+
+    A call but ``open`` and ``close`` that takes more than ``timeout`` seconds raises
+    StoreOutcomeUnknown: it may have been applied, or may be later. Calls are counted by method and
+    outcome, such as ``grant ok``. An error that only the caller caused, such as a deleted sequence,
+    is ok: the store answered. Writes of a store have spans if ``traces`` is not None.
+    """
+    proxy = _Proxy(
+        target, "store" if protocol is Store else "witness", timeout, Counter() if counts is None else counts
+    )
+    for name, method in vars(protocol).items():
+        if inspect.iscoroutinefunction(method):
+            call = getattr(target, name)
+            if traces is not None and name in WRITES:
+                call = traces.trace_write(call, name, proxy.address)
+            setattr(proxy, name, proxy.surround(call, name))
+    return cast(_Target, proxy)
+
+
+@dataclass(eq=False)
+class _Proxy:
+    _target: object
+    _kind: str  # store or witness
+    _timeout: float
+    _counts: Counter[str]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def surround(self, call: _Method, name: str) -> _Method:
+        timeout = None if name in _WITHOUT_TIMEOUT else self._timeout
+        counted = name if self._kind == "store" else f"{self._kind}_{name}"
+
+        async def surrounded(*args: Any, **kwargs: Any) -> Any:
+            outcome = "error"
+            try:
+                async with asyncio.timeout(timeout):
+                    answer = await call(*args, **kwargs)
+                outcome = "ok"
+                return answer
+            except TimeoutError:
+                outcome = "unavailable"
+                raise StoreOutcomeUnknown(f"the {self._kind} did not answer within {self._timeout:g} s") from None
+            except (StoreUnavailable, asyncio.CancelledError):
+                outcome = "unavailable"
+                raise
+            except StoreRefused:
+                outcome = "refused"
+                raise
+            except Refusal:
+                outcome = "ok"
+                raise
+            finally:
+                self._counts[f"{counted} {outcome}"] += 1
+
+        return surrounded
 
 
 class Stores:
@@ -39,15 +113,13 @@ class Stores:
         self.calls: Counter[str] = Counter()  # of the store and its witness, by method and outcome
         self.witnessed: WitnessedStore | None = None  # the counters, if they have a witness
         self._timeout = timeout
-        store = counted(open_store(url, clock, timeout), Store, self.calls)
-        if traces is not None:
-            store = traces.trace_writes(store, store.address, WRITES)
+        self.counters = proxied(open_store(url, clock, timeout), Store, timeout, counts=self.calls, traces=traces)
         if witness:
             opened = open_witness(witness, url, timeout / 2)
-            opened = counted(opened, Witness, self.calls, prefix="witness_")
-            self.witnessed = WitnessedStore(store, opened, timeout)
-            store = cast(Store, self.witnessed)
-        self.counters: Store = store
+            confirming = proxied(opened, Witness, timeout / 2, counts=self.calls)
+            self.witnessed = WitnessedStore(self.counters, confirming, timeout)
+            # A call of the store and those of the witness around it have one timeout together.
+            self.counters = proxied(cast(Store, self.witnessed), Store, timeout)
 
     async def open(self, opening: Opening, others: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """Open them; retry while one is unavailable.

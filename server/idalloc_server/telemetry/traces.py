@@ -8,11 +8,10 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
@@ -27,8 +26,8 @@ _SERVER_FAULTS = frozenset(
 )
 _PROTOCOLS = {"grpc": "grpc", "http/protobuf": "http"}
 
-_T = TypeVar("_T")
 _Handler = Callable[[Any, Any], Awaitable[Any]]
+_Method = Callable[..., Awaitable[Any]]
 _log = structlog.get_logger("idalloc.traces")
 
 
@@ -144,20 +143,10 @@ class Traces:
             span.set_attribute("error.type", code)
             span.set_status(self._trace.StatusCode.ERROR)
 
-    def trace_writes(self, store: _T, address: str, methods: Iterable[str]) -> _T:
-        """Return a store with a span for each call of some of its methods.
-
-        The parent is the span of the call that waits for the store.
-        """
-        system = {"sqlite": "sqlite", "crate": "cratedb"}
-        attributes = {"db.system.name": system.get(address.partition(":")[0], "other"), "idalloc.store": address}
-        traced = _TracedStore(store)
-        vars(traced).update({name: self._trace_write(store, name, attributes) for name in methods})
-        return cast("_T", traced)
-
-    def _trace_write(self, store: object, name: str, attributes: dict[str, str]) -> Callable[..., Awaitable[Any]]:
-        method = getattr(store, name)
-        attributes = attributes | {"db.operation.name": name}
+    def trace_write(self, method: _Method, name: str, address: str) -> _Method:
+        """Return a method of a store in a span below that of the call that waits for the store."""
+        system = {"sqlite": "sqlite", "crate": "cratedb"}.get(address.partition(":")[0], "other")
+        attributes = {"db.system.name": system, "idalloc.store": address, "db.operation.name": name}
 
         async def write(*arguments: Any, **named: Any) -> Any:
             row = {"idalloc.row": arguments[0]} if arguments and isinstance(arguments[0], str) else {}
@@ -193,11 +182,3 @@ class Traces:
             await asyncio.wait_for(ended.wait(), FLUSH_SECONDS)
         except TimeoutError:
             _log.warning("cleanup_failed", resource="spans", timeout=FLUSH_SECONDS)
-
-
-@dataclass(eq=False)
-class _TracedStore:
-    _store: object
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)

@@ -1,27 +1,23 @@
-"""Calls of a store: their timeout, their counts, calls that callers share, the health they show."""
+"""Calls of a store: their timeout, calls that callers share, the health they show."""
 
 import asyncio
-import inspect
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import structlog
 
 from idalloc_server.domain.errors import (
-    Refusal,
     ServerDraining,
     StoreExchanged,
     StoreFailure,
     StoreOutcomeUnknown,
     StoreRefused,
-    StoreUnavailable,
 )
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-_Target = TypeVar("_Target")
 
 _log = structlog.get_logger("idalloc.store")
 
@@ -38,51 +34,6 @@ async def within_timeout(timeout: float, call: Awaitable[_Answer], who: str = "t
             return await call
     except TimeoutError:
         raise StoreOutcomeUnknown(f"{who} did not answer within {timeout:g} s") from None
-
-
-def calls_of(protocol: type) -> frozenset[str]:
-    """Return the names of the calls of a store's or a witness's protocol."""
-    return frozenset(name for name, method in vars(protocol).items() if inspect.iscoroutinefunction(method))
-
-
-def counted(target: _Target, protocol: type, calls: Counter[str], prefix: str = "") -> _Target:
-    """Return a store, or a witness, whose calls are counted, by method and outcome: ``grant ok``.
-
-    An error that only the caller caused, such as a deleted sequence, is ok: the store answered.
-    """
-    return cast(_Target, _Counted(target, protocol, calls, prefix))
-
-
-class _Counted:
-    def __init__(self, target: object, protocol: type, calls: Counter[str], prefix: str) -> None:
-        self._target = target
-        for name in calls_of(protocol):
-            setattr(self, name, self._counting(getattr(target, name), f"{prefix}{name}", calls))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
-
-    @staticmethod
-    def _counting(call: Callable[..., Awaitable[Any]], name: str, calls: Counter[str]) -> Callable[..., Awaitable[Any]]:
-        async def counting(*args: Any, **kwargs: Any) -> Any:
-            outcome = "error"
-            try:
-                result = await call(*args, **kwargs)
-                outcome = "ok"
-                return result
-            except (StoreUnavailable, asyncio.CancelledError):  # A call that takes too long is cancelled.
-                outcome = "unavailable"
-                raise
-            except StoreRefused:
-                outcome = "refused"
-                raise
-            except Refusal:
-                outcome = "ok"
-                raise
-            finally:
-                calls[f"{name} {outcome}"] += 1
-
-        return counting
 
 
 @dataclass(eq=False)

@@ -17,18 +17,10 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTLP = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
 
-class Store:
-    """A store with a write that fails and a read."""
-
-    address = "sqlite:///ids.db"
-
-    async def grant(self, name: str, wanted: int) -> int:
-        if not wanted:
-            raise ValueError("nothing is wanted")
-        return wanted
-
-    async def get(self, name: str) -> str:
-        return name
+async def grant(name: str, wanted: int) -> None:
+    """Fail if nothing is wanted."""
+    if not wanted:
+        raise ValueError("nothing is wanted")
 
 
 async def spans_of(recorded: Traces, exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
@@ -37,12 +29,12 @@ async def spans_of(recorded: Traces, exporter: InMemorySpanExporter) -> dict[str
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-async def call(recorded: Traces, code: str, metadata: dict[str, str], store: Any = None) -> None:
+async def call(recorded: Traces, code: str, metadata: dict[str, str], write: Any = None) -> None:
     """Make a call that writes to a store and ends with a code."""
 
     async def handler(request: Any, context: Any) -> None:
-        if store is not None:
-            await store.grant("orders", 5)
+        if write is not None:
+            await write("orders", 5)
         recorded.end_call(code)
 
     traced = recorded.trace_call(METHOD, handler, lambda request: {"sequence": request}, lambda _: metadata.items())
@@ -53,8 +45,8 @@ async def test_a_call_is_a_span_below_the_callers() -> None:
     """The span has the caller's trace and the conventional attributes; the write is its child."""
     exporter = InMemorySpanExporter()
     recorded = Traces(exporter)
-    store = recorded.trace_writes(Store(), Store.address, ["grant"])
-    await call(recorded, "OK", {"traceparent": CALLER, "other": "x"}, store)
+    traced = recorded.trace_write(grant, "grant", "sqlite:///ids.db")
+    await call(recorded, "OK", {"traceparent": CALLER, "other": "x"}, traced)
     found = await spans_of(recorded, exporter)
     span, write = found[METHOD[1:]], found["grant"]
     assert span.parent is not None
@@ -71,7 +63,7 @@ async def test_a_call_is_a_span_below_the_callers() -> None:
     assert dict(write.attributes or {}) == {
         "db.system.name": "sqlite",
         "db.operation.name": "grant",
-        "idalloc.store": Store.address,
+        "idalloc.store": "sqlite:///ids.db",
         "idalloc.row": "orders",
     }
 
@@ -98,13 +90,12 @@ async def test_faults_of_the_server_are_errors(code: str, is_error: bool) -> Non
 
 
 async def test_a_failed_write_is_an_error() -> None:
-    """A failed write is an error with its type, and a root without a call; reads have no span."""
+    """A failed write is an error with its type, and a root without a call."""
     exporter = InMemorySpanExporter()
     recorded = Traces(exporter)
-    store = recorded.trace_writes(Store(), "crate://db:4200/", ["grant"])
+    traced = recorded.trace_write(grant, "grant", "crate://db:4200/")
     with pytest.raises(ValueError, match="nothing"):
-        await store.grant("orders", 0)
-    assert await store.get("orders") == "orders"
+        await traced("orders", 0)
     [span] = (await spans_of(recorded, exporter)).values()
     assert (span.parent, span.status.status_code) == (None, StatusCode.ERROR)
     attributes = span.attributes or {}
