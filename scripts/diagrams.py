@@ -31,12 +31,13 @@ CALL_PATH = (
 REFILL_PATH = (
     ("domain/allocation/reserve.py", "how many ids to hold, by the rate of the calls"),
     ("domain/allocation/high_water_marks.py", "what the store must have reached"),
-    ("domain/store/store_calls.py", "the timeout of the call, its count and outcome"),
+    ("store/stores.py", "the timeout of the call, its count and outcome"),
     ("store/sqlite/store.py", "the row's arithmetic, and its UPDATE"),
     ("store/sqlite/database.py", "one thread; writes that wait share a transaction"),
     ("store/sqlite/files.py", "whether the file is still the one that was opened"),
     ("store/stored_rows.py", "the settings and the demand in their columns"),
     ("domain/store/records.py", "the grant that the store returns"),
+    ("domain/store/store_calls.py", "the refill goes on; the store is healthy"),
 )
 
 

@@ -38,9 +38,7 @@ class Place:
         """Grant ids of sequences, as a server does; `orders_2026` is a period of `orders`."""
 
         async def grant() -> None:
-            store = WitnessedStore(
-                open_store(self.store, FakeClock()), open_witness(self.witness, self.store), store_timeout=40.0
-            )
+            store = WitnessedStore(open_store(self.store, FakeClock()), open_witness(self.witness, self.store))
             await store.open()
             for name, count in ids.items():
                 sequence, _, period = name.partition("_")

@@ -140,7 +140,7 @@ async def serving(
     calls = CallLayer(metrics, draining, access_control, allocator.store_health, log_each=True, transport=made)
     server = make_server(transport, reuse_port=False)
 
-    request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
+    request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0)
     servicers = (
         IdAllocatorServicer(
             RangeSource(allocator, request_ids, doc_ids=doc_ids, clock=clock, max_ids=max_ids, node_id=start.node),
@@ -149,7 +149,7 @@ async def serving(
             record_failure=calls.record_failure,
         ),
         NodeServicer(allocator, doc_ids, store.address, NodeChanges(doc_ids)),
-        SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0)),
+        SequencesServicer(SequenceService(store, clock, allocator)),
     )
     services = [each.descriptor.full_name for each in servicers]
     reflection = AuthenticatedReflection(services, access_control, calls, draining)

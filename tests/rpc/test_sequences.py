@@ -54,7 +54,7 @@ async def served() -> AsyncIterator[Served]:
     allocator = Allocator(
         store, clock, AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
     )
-    servicer = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
+    servicer = SequencesServicer(SequenceService(store, clock, allocator))
     access_control = AccessControl(clock, max_ids_per_call=1_000)
     metrics = CallMetrics()
     draining = Draining(metrics)

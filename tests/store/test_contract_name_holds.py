@@ -28,7 +28,7 @@ class TestReservedNames:
         await importer.run(read_lines(LINES))
         assert importer.reserved == len(LINES)
         allocator = Allocator(store, clock, CONFIG)
-        service = SequenceService(store, clock, allocator, store_timeout=CONFIG.store_timeout)
+        service = SequenceService(store, clock, allocator)
         for name in ("orders", "boxes", "bills", "cartons"):
             with pytest.raises(SequenceReserved, match="is reserved: the import skipped it: is negative"):
                 await allocator.issue(name, 5)

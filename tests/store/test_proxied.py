@@ -10,7 +10,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import WRITES, Store
-from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.store import stores
 from idalloc_server.store.stores import Stores, proxied
 from idalloc_server.telemetry.traces import Traces
@@ -21,7 +20,7 @@ CALLS = {name for name, method in vars(Store).items() if inspect.iscoroutinefunc
 
 
 class Failing:
-    """A store or a witness, whose calls wait for an event, and raise what they are given."""
+    """A store whose calls wait for an event, and raise what they are given."""
 
     address = "failing://"
 
@@ -81,18 +80,16 @@ async def test_the_witness_has_half_of_the_stores_timeout(monkeypatch: pytest.Mo
     store.hold("grant")
     with pytest.raises(StoreOutcomeUnknown, match=r"^the store did not answer within 0\.1 s$"):
         await opened.counters.grant("s", 1, 0)
-    witness_calls = {"witness_read ok": 2, "witness_read unavailable": 1}
-    assert opened.calls == {"grant ok": 1, "grant unavailable": 1} | witness_calls
+    of_store = {"grant ok": 1, "grant unavailable": 1}
+    assert opened.calls == {**of_store, "witness_read ok": 2, "witness_read unavailable": 1}
 
 
 async def test_each_write_is_traced() -> None:
-    """Each write of a store has a span; reads and calls of the witness have none."""
+    """Each write of a store has a span; reads have none."""
     exporter = InMemorySpanExporter()
     traces = Traces(exporter)
     store: Any = proxied(Failing(), Store, 5.0, traces=traces)
-    witness: Any = proxied(Failing(), Witness, 5.0)
     for name in CALLS:
         await getattr(store, name)()
-    await witness.replace()
     await traces.close()
     assert sorted(span.name for span in exporter.get_finished_spans()) == sorted(WRITES)

@@ -15,6 +15,8 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.sequences.sequence import Sequence
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.store.stores import proxied
 from tests.support.fake_store import MemoryStore
 from tests.support.sequence_allocators import make
 from tests.support.virtual_time import VirtualTimeLoop
@@ -162,7 +164,8 @@ class VirtualNodes:
         await asyncio.gather(*others, return_exceptions=True)
 
     def _start(self, node: VirtualNode) -> None:
-        node.allocator = Allocator(self.store, self.clock, self._config)
+        store = proxied(self.store, Store, self._config.store_timeout)
+        node.allocator = Allocator(store, self.clock, self._config)
         node.idle_checks = asyncio.create_task(node.allocator.close_idle_sequences())
         node.answers = node.large_calls = 0
         node.first_call_at = math.inf

@@ -5,6 +5,8 @@ import os
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.store.stores import proxied
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG
 
@@ -21,7 +23,7 @@ def store(clock: FakeClock) -> MemoryStore:
 
 @pytest.fixture
 def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
-    return Allocator(store, clock, CONFIG)
+    return Allocator(proxied(store, Store, CONFIG.store_timeout), clock, CONFIG)
 
 
 @pytest.fixture

@@ -45,13 +45,12 @@ class Issuers:
         start: StartTimestamp,
         workers: Workers | None,
     ) -> None:
-        timeout = settings.store_timeout
         skew = settings.max_clock_skew
         self.start_timestamps = start_timestamps  # claims those of this process, and keeps the prefix
         self.start = start  # the first one
         config = AllocationConfig(
             settings.lease_ttl,
-            timeout,
+            settings.store_timeout,
             settings.auto_create_sequences,
             max_clock_skew=skew,
             outage_reserve=settings.outage_reserve,
@@ -68,13 +67,12 @@ class Issuers:
         self.uuids = UuidGenerator(clock)
         # Issues ranges to calls with a request id.
         self.request_ids = IdempotentAllocator(
-            self.allocator, store, clock, node=holder, window=settings.request_id_window, store_timeout=timeout
+            self.allocator, store, clock, node=holder, window=settings.request_id_window
         )
         self.sequences = SequenceService(
             store,
             clock,
             self.allocator,
-            store_timeout=timeout,
             max_clock_skew=skew,
             rates=ServerRates(self.allocator, clock, workers),
         )
@@ -105,7 +103,6 @@ class Issuers:
             holder=holder,
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
-            store_timeout=settings.store_timeout,
             is_shared=workers is not None,
         )
         start = await start_timestamps.start()

@@ -46,9 +46,7 @@ def proxied(
     outcome, such as ``grant ok``. An error that only the caller caused, such as a deleted sequence,
     is ok: the store answered. Writes of a store have spans if ``traces`` is not None.
     """
-    proxy = _Proxy(
-        target, "store" if protocol is Store else "witness", timeout, Counter() if counts is None else counts
-    )
+    proxy = _Proxy(target, protocol.__name__.lower(), timeout, Counter() if counts is None else counts)
     for name, method in vars(protocol).items():
         if inspect.iscoroutinefunction(method):
             call = getattr(target, name)
@@ -70,7 +68,7 @@ class _Proxy:
 
     def surround(self, call: _Method, name: str) -> _Method:
         timeout = None if name in _WITHOUT_TIMEOUT else self._timeout
-        counted = name if self._kind == "store" else f"{self._kind}_{name}"
+        counted = f"witness_{name}" if self._kind == "witness" else name
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:
             outcome = "error"
@@ -117,7 +115,7 @@ class Stores:
         if witness:
             opened = open_witness(witness, url, timeout / 2)
             confirming = proxied(opened, Witness, timeout / 2, counts=self.calls)
-            self.witnessed = WitnessedStore(self.counters, confirming, timeout)
+            self.witnessed = WitnessedStore(self.counters, confirming)
             # A call of the store and those of the witness around it have one timeout together.
             self.counters = proxied(cast(Store, self.witnessed), Store, timeout)
 

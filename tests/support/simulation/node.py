@@ -12,6 +12,8 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.store.stores import proxied
 from tests.support.fake_process import FakeProcess
 from tests.support.promises.ledger import RecordedConnection
 from tests.support.simulation.loop import SimulatedLoop
@@ -75,21 +77,11 @@ class Node:
         self.connection = connection
         self.process = FakeProcess(number)
         random = Random(number).randbytes
-        self.allocator = Allocator(self.connection, self.clock, config, random, self.process)
-        self.service = SequenceService(
-            self.connection, self.clock, self.allocator, store_timeout=config.store_timeout, random=random
-        )
-        self.request_ids = IdempotentAllocator(
-            self.allocator,
-            self.connection,
-            self.clock,
-            node=self.name,
-            window=window,
-            store_timeout=config.store_timeout,
-        )
-        self.start_timestamps = StartTimestamps(
-            self.connection, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0
-        )
+        store = proxied(connection, Store, config.store_timeout)
+        self.allocator = Allocator(store, self.clock, config, random, self.process)
+        self.service = SequenceService(store, self.clock, self.allocator, random=random)
+        self.request_ids = IdempotentAllocator(self.allocator, store, self.clock, node=self.name, window=window)
+        self.start_timestamps = StartTimestamps(store, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0)
         self.doc_ids: DocIdGenerator | None = None  # None until the node has started
         self.callers: list[asyncio.Task[Any]] = []  # tasks of pending calls
         self.issued_count = 0  # the number of ids issued

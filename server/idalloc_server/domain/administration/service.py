@@ -39,7 +39,6 @@ from idalloc_server.domain.store.name_holds import is_reserved, raise_if_reserve
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Row, RowChange
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired
-from idalloc_server.domain.store.store_calls import within_timeout
 
 # Attempts of a change if concurrent changes interfere.
 ATTEMPTS = 5
@@ -72,7 +71,6 @@ class SequenceService:
     _clock: Clock
     _allocator: Allocator  # the node's, which drops its lease of a sequence after a change
     _: KW_ONLY
-    store_timeout: float  # of a store call, in seconds
     # How far a sequence of timestamps may be advanced ahead of the clock, in seconds.
     max_clock_skew: float = 60.0
     random: Callable[[int], bytes] = os.urandom  # returns random bytes of a given number
@@ -111,9 +109,7 @@ class SequenceService:
 
     async def read_rows(self, prefix: str, after: str, limit: int, *, with_deleted: bool = False) -> list[Row]:
         """Return the rows of sequences in the byte order of their names; see ``Store.list``."""
-        return await self._call_store(
-            self._store.list(prefix, after, limit, with_deleted=with_deleted, with_periods=False)
-        )
+        return await self._store.list(prefix, after, limit, with_deleted=with_deleted, with_periods=False)
 
     async def summary_of(self, row: Row, period: str = "") -> SequenceSummary:
         """Return the summary of a row in a period; empty for the current one."""
@@ -285,8 +281,8 @@ class SequenceService:
                 return self._revision(row, sequence, change_key)._replace(at_least=at_least)
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
             seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
-            opened = await self._call_store(
-                advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen)
+            opened = await advance_period(
+                self._store, self._clock, counter, sequence, at_least=at_least, generation=seen
             )
             etag = ""  # The etag matched, and the change must be completed.
             newer = generation_after(sequence, opened, self._clock)
@@ -310,9 +306,9 @@ class SequenceService:
         Returns:
             The row after the change, and whether leases end.
         """
-        revised = None if new else await self._call_store(self._store.get(name))
+        revised = None if new else await self._store.get(name)
         for _ in range(ATTEMPTS):
-            row = await self._call_store(self._store.create(new)) if new else revised
+            row = await self._store.create(new) if new else revised
             if row is None:
                 raise SequenceNotFound(name)
             if change_key.wrote(row):
@@ -320,7 +316,7 @@ class SequenceService:
                     publish_sequence(None, row)
                 return row, True  # If it is a retry: assume that leases had to end.
             change = await plan(row)
-            revised = await self._call_store(self._store.revise(name, row.revision, change))
+            revised = await self._store.revise(name, row.revision, change)
             if revised is not None and change_key.wrote(revised):
                 publish_sequence(row, revised)
                 self.generations_ended += change.ends_leases and not new
@@ -343,7 +339,7 @@ class SequenceService:
         return change if ends_leases else change._replace(ends_leases=False, generation=1)
 
     async def _get_live_row(self, name: str) -> Row:
-        row = await self._call_store(self._store.get(name))
+        row = await self._store.get(name)
         if row is None:
             raise SequenceNotFound(name)
         if row.deleted:
@@ -351,7 +347,7 @@ class SequenceService:
         return row
 
     async def _raise_deleted(self, row: Row) -> NoReturn:
-        raise_if_retired(await self._call_store(self._store.get(RETIREMENT)), row.name)
+        raise_if_retired(await self._store.get(RETIREMENT), row.name)
         raise_if_reserved(row)
         raise SequenceDeleted(row.name)
 
@@ -365,7 +361,7 @@ class SequenceService:
         period = period or period_at(row.sequence, self._clock.wall())
         if not period:
             return "", row.last_value
-        counter = await self._call_store(self._store.get(name_of_period(row.name, period)))
+        counter = await self._store.get(name_of_period(row.name, period))
         if counter is None or counter.last_value is None:
             return period, row.sequence.before_start
         return period, counter.last_value
@@ -412,6 +408,3 @@ class SequenceService:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Refusal):
             _log.error("change_failed", exc_info=error)
-
-    async def _call_store(self, call: Awaitable[_T]) -> _T:
-        return await within_timeout(self.store_timeout, call)

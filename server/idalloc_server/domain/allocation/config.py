@@ -23,7 +23,8 @@ class AllocationConfig:
     """The settings of all sequence allocators of a process."""
 
     lease_ttl: float  # the TTL of a lease, in seconds
-    store_timeout: float  # the timeout of a store call, in seconds
+    # The timeout of a store call, in seconds; then a node completes the advance of another one.
+    store_timeout: float
     auto_create_sequences: bool  # whether the first use of a sequence creates it
     max_clock_skew: float = 60.0  # how far timestamps may be ahead of the clock, in seconds
     # How long the ids in memory last while the store is unavailable, in seconds.

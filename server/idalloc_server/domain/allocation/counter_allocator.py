@@ -38,7 +38,6 @@ from idalloc_server.domain.sequences.sequence import PERIOD_SEPARATOR, Kind, Res
 from idalloc_server.domain.sequences.text import check_text
 from idalloc_server.domain.store.name_holds import raise_if_reserved
 from idalloc_server.domain.store.records import FIRST_USE, Demand, Grant, Row, RowVersion
-from idalloc_server.domain.store.store_calls import within_timeout
 from idalloc_server.domain.witness.chain import WitnessOvertaken
 
 _T = TypeVar("_T")
@@ -123,14 +122,14 @@ class CounterRow:
                 now = int(shared.clock.wall() * kind.per_second)
                 call = shared.store.grant_timestamps(self.name, wanted, lease_ms, now=now, ahead=ahead, floor=floor)
             try:
-                grant = await self._within_timeout(call, wanted)
+                grant = await self._request(call, wanted)
             except (WitnessOvertaken, GrantLost):
                 repeats += 1
                 if repeats > _MAX_REPEATS:
                     raise
             except SequenceDeleted as refusal:
                 if not isinstance(refusal, StoreRetired):  # else the tombstone may reserve the name
-                    raise_if_reserved(await self._within_timeout(shared.store.get(self.sequence)))
+                    raise_if_reserved(await self._request(shared.store.get(self.sequence)))
                 raise
             except StoreWentBackwards as error:
                 self.burn(BurnCause.WENT_BACKWARDS, error.granted)
@@ -173,7 +172,7 @@ class CounterRow:
             changed_at=now,
         )
         try:
-            stored = await self._within_timeout(self._shared.store.create(row), granted)
+            stored = await self._request(self._shared.store.create(row), granted)
         except WitnessOvertaken:
             return await self._grant_existing(wanted)
         if stored.revised_by != nonce:
@@ -195,11 +194,11 @@ class CounterRow:
 
     async def read(self) -> Row | None:
         """Return the row; see ``Store.get``."""
-        return await self._within_timeout(self._shared.store.get(self.name))
+        return await self._request(self._shared.store.get(self.name))
 
     async def give_back(self, count: int, version: RowVersion) -> bool:
         """Give an unused tail back; see ``Store.give_back``."""
-        return await self._within_timeout(self._shared.store.give_back(self.name, count, version))
+        return await self._request(self._shared.store.give_back(self.name, count, version))
 
     async def _grant_existing(self, wanted: int) -> Grant:
         grant = await self.grant(wanted)
@@ -225,17 +224,17 @@ class CounterRow:
                 self.is_rising = grant.sequence.is_rising
         return grant
 
-    async def _within_timeout(self, call: Awaitable[_T], requested: int = 0) -> _T:
+    async def _request(self, call: Awaitable[_T], requested: int = 0) -> _T:
         """Await a call that requests ids.
 
         Raises:
-            StoreOutcomeUnknown: The call may have been applied, such as after ``store_timeout``.
-                Its ids are burned, as after a cancellation.
+            StoreOutcomeUnknown: The call may have been applied. Its ids are burned, as after a
+                cancellation.
             ServerDraining: The allocator was abandoned meanwhile.
         """
         self.requested += requested
         try:
-            answer = await within_timeout(self._shared.allocation_config.store_timeout, call)
+            answer = await call
         except (StoreOutcomeUnknown, asyncio.CancelledError):
             self.outcome_unknown = True
             if not self.abandoned:
@@ -278,8 +277,7 @@ class PeriodRow(CounterRow):
         generation = self._sequence_row.generation
         settings = self._sequence_row.settings
         if max(self._opened_generation, self._shared.high_water_marks.generation(self.name)) < generation:
-            call = self._shared.store.open_period(self.name, settings, settings.before_start, generation)
-            await self._within_timeout(call)
+            await self._request(self._shared.store.open_period(self.name, settings, settings.before_start, generation))
             self._opened_generation = generation
 
 

@@ -13,7 +13,6 @@ from idalloc_server.domain.errors import LeaseExpired, ServerDraining, StoreUnav
 from idalloc_server.domain.generations import next_generation
 from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.sequence import Reset
-from idalloc_server.domain.store.store_calls import within_timeout
 
 # A node opens the next period's counter this many times outage_reserve before the period, at a
 # moment of its own.
@@ -233,8 +232,7 @@ class SequenceAllocator:
                 await store.revise(self._name, row.revision, change)
 
         # The caller may leave, but all callers of the sequence need it.
-        timely = within_timeout(self._shared.allocation_config.store_timeout, revise())
-        completion = asyncio.create_task(timely, name="complete advance")
+        completion = asyncio.create_task(revise(), name="complete advance")
         # Retrieves a failure whose caller has left, which asyncio would log: the next call retries.
         completion.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait({completion})

@@ -15,7 +15,6 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused, StoreRetired
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Claim
-from idalloc_server.domain.store.store_calls import within_timeout
 
 # The first timestamp (in 2106) that does not fit in 8 hexadecimal characters.
 TIMESTAMP_END = 2**32
@@ -53,7 +52,6 @@ class StartTimestamps:
     max_clock_skew: float
     # Whether to warn or refuse if another live node holds the prefix. Ids are unique either way.
     prefix_conflict: Literal["warn", "refuse"] = "warn"
-    store_timeout: float = 40.0  # of a store call, in seconds
     is_shared: bool = False  # whether other processes hold prefixes under the same name
     # Whether another live node held the prefix at the last claim.
     has_conflict: bool = field(default=False, init=False)
@@ -132,7 +130,7 @@ class StartTimestamps:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             try:
-                await within_timeout(self.store_timeout, self.store.keep_prefix(self.prefix, self.holder, STALE_AFTER))
+                await self.store.keep_prefix(self.prefix, self.holder, STALE_AFTER)
             except Refusal as refusal:
                 if not failing:  # log once per outage
                     _log.warning("prefix_heartbeat_failed", prefix=self.prefix, error=str(refusal))
@@ -152,15 +150,14 @@ class StartTimestamps:
             return  # Others may use the old prefix until they have changed, too. It becomes stale.
         prefix = self.prefix if prefix is None else prefix
         try:
-            await within_timeout(self.store_timeout, self.store.release_prefix(prefix, self.holder))
+            await self.store.release_prefix(prefix, self.holder)
         except Refusal as refusal:
             _log.warning("cleanup_failed", resource="prefix", prefix=prefix, error=str(refusal))
 
     async def _claim(self, prefix: int, at_least: int) -> Claim:
         if at_least < TIMESTAMP_END:
-            call = self.store.claim_start(prefix, at_least, self.holder, STALE_AFTER)
             try:
-                claim = await within_timeout(self.store_timeout, call)
+                claim = await self.store.claim_start(prefix, at_least, self.holder, STALE_AFTER)
             except StoreRetired as refusal:
                 raise _Retired(str(refusal), prefix=prefix) from None
             if claim.start_timestamp < TIMESTAMP_END:
@@ -172,7 +169,7 @@ class StartTimestamps:
         before = self.clock.wall()
         if before >= TIMESTAMP_END:
             raise _WrongClock("this machine's clock is past the year 2106: correct the clock")
-        store_clock = await within_timeout(self.store_timeout, self.store.now())
+        store_clock = await self.store.now()
         after = self.clock.wall()
         if store_clock is None:
             return after

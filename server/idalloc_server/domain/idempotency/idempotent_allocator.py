@@ -30,7 +30,7 @@ from idalloc_server.domain.sequences.sequence import Reset
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import SeenRecords
-from idalloc_server.domain.store.store_calls import Batches, within_timeout
+from idalloc_server.domain.store.store_calls import Batches
 
 # The most answers that one statement records.
 MAX_BATCH_ROWS = 200
@@ -91,7 +91,6 @@ class IdempotentAllocator:
     _: KW_ONLY
     node: str  # the name of this node in the recorded answers
     window: float  # how long answers are kept, in seconds
-    store_timeout: float  # of a store call, in seconds
     _calls: dict[str, _Call] = field(default_factory=dict, init=False)  # by request id
     # Calls whose ids no caller has received yet.
     _undelivered: set[_Call] = field(default_factory=set, init=False)
@@ -195,13 +194,13 @@ class IdempotentAllocator:
         Raises:
             StoreFailure: The store did not answer.
         """
-        newest = await within_timeout(self.store_timeout, self._store.newest_recorded())
+        newest = await self._store.newest_recorded()
         now = self._clock.boot()
         self._seen_records.note(newest, now)
         retention = self._seen_records.retention(now, self.window)
         if retention is None:
             return
-        while await within_timeout(self.store_timeout, self._store.forget_recorded(retention, PRUNE_BATCH_ROWS)):
+        while await self._store.forget_recorded(retention, PRUNE_BATCH_ROWS):
             pass  # remove the next batch
 
     async def _warn_if_many(self) -> None:
@@ -210,7 +209,7 @@ class IdempotentAllocator:
         if now < self._next_count_at:
             return
         self._next_count_at = now + COUNT_INTERVAL
-        rows = await within_timeout(self.store_timeout, self._store.count_recorded(WARNING_ROWS))
+        rows = await self._store.count_recorded(WARNING_ROWS)
         if rows >= WARNING_ROWS and not self._has_warned:
             _log.warning(
                 "request_ids_piling_up",
@@ -232,7 +231,7 @@ class IdempotentAllocator:
         try:
             taken = await self._allocator.issue(call.sequence, call.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
-            found = await within_timeout(self.store_timeout, self._store.recorded(call.request_id))
+            found = await self._store.recorded(call.request_id)
             if found is None:
                 raise
             call.check_same(found)
@@ -268,7 +267,7 @@ class IdempotentAllocator:
     async def _record(self, batch: list[RecordedAllocation]) -> Iterable[RecordedAllocation | Exception]:
         """Record answers, and return the recorded one of each request id: the first one wins."""
         try:
-            stored = await within_timeout(self.store_timeout, self._store.record(batch))
+            stored = await self._store.record(batch)
         except Exception as error:
             if not isinstance(error, Refusal):
                 _log.exception("record_failed")

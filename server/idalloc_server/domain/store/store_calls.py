@@ -1,4 +1,4 @@
-"""Calls of a store: their timeout, calls that callers share, the health they show."""
+"""Calls of a store: those that callers share, and the health that they show."""
 
 import asyncio
 from collections import deque
@@ -8,32 +8,12 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from idalloc_server.domain.errors import (
-    ServerDraining,
-    StoreExchanged,
-    StoreFailure,
-    StoreOutcomeUnknown,
-    StoreRefused,
-)
+from idalloc_server.domain.errors import ServerDraining, StoreExchanged, StoreFailure, StoreRefused
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 _log = structlog.get_logger("idalloc.store")
-
-
-async def within_timeout(timeout: float, call: Awaitable[_Answer], who: str = "the store") -> _Answer:
-    """Await a store call for ``timeout`` seconds.
-
-    Raises:
-        StoreOutcomeUnknown: The store did not answer in time. The call may have been applied, or
-            may be later.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            return await call
-    except TimeoutError:
-        raise StoreOutcomeUnknown(f"{who} did not answer within {timeout:g} s") from None
 
 
 @dataclass(eq=False)

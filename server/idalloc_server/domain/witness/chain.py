@@ -1,17 +1,14 @@
 """The chain of a counter's marks in a witness: each new mark replaces the one read before it."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.records import Mark
-from idalloc_server.domain.store.store_calls import Batches, within_timeout
+from idalloc_server.domain.store.store_calls import Batches
 from idalloc_server.domain.witness.gaps import Gap, format_gaps, parse_gaps, take_from_gap
 from idalloc_server.domain.witness.marks import Replacement, Witness
-
-_T = TypeVar("_T")
 
 # How often a mark is replaced again because another one came between.
 ATTEMPTS = 5
@@ -47,7 +44,6 @@ class MarkChain:
     """Reads and replaces marks, with group commit."""
 
     _witness: Witness
-    _timeout: float  # of a call of the witness, in seconds
     _random: Callable[[int], bytes]  # returns random bytes of a given number
     is_up: bool = True  # whether the last call succeeded
 
@@ -117,29 +113,23 @@ class MarkChain:
 
     async def _read(self, names: list[str]) -> Iterable[Mapping[str, Mark]]:
         try:
-            marks = await self._call(self._witness.read(list(dict.fromkeys(names))))
-        except StoreRefused as error:
-            raise StoreRefused(f"witness: {error}") from error
+            marks = await self._witness.read(list(dict.fromkeys(names)))
         except StoreFailure as error:
-            raise StoreUnreachable(f"witness: {error}") from error
+            self.is_up = False
+            failure = StoreRefused if isinstance(error, StoreRefused) else StoreUnreachable
+            raise failure(f"witness: {error}") from error
+        self.is_up = True
         return [marks] * len(names)
 
     async def _replace(self, replacements: list[Replacement]) -> Iterable[bool]:
         first = {each.name: each for each in reversed(replacements)}
         try:
-            replaced = await self._call(self._witness.replace(list(first.values())))
+            replaced = await self._witness.replace(list(first.values()))
         except StoreFailure as error:
-            raise StoreOutcomeUnknown(f"witness: {error}") from error
-        return [each.name in replaced and first[each.name] is each for each in replacements]
-
-    async def _call(self, call: Awaitable[_T]) -> _T:
-        try:
-            answer = await within_timeout(self._timeout, call, "the witness")
-        except StoreFailure:
             self.is_up = False
-            raise
+            raise StoreOutcomeUnknown(f"witness: {error}") from error
         self.is_up = True
-        return answer
+        return [each.name in replaced and first[each.name] is each for each in replacements]
 
 
 def _confirm(name: str, seen: Mark | None, before: int, reached: Mark) -> Mark:

@@ -7,7 +7,7 @@ share an id, whatever the store did.
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,11 +45,10 @@ class WitnessedStore:
 
     _store: Store
     _witness: Witness
-    store_timeout: InitVar[float]  # of a store call, in seconds; a call of the witness has half of it
     _random: Callable[[int], bytes] = os.urandom  # returns random bytes of a given number
 
-    def __post_init__(self, store_timeout: float) -> None:
-        self.chain = MarkChain(self._witness, store_timeout / 2, self._random)
+    def __post_init__(self) -> None:
+        self.chain = MarkChain(self._witness, self._random)
         self.witness_address = self._witness.address  # without passwords or tokens
 
     def __getattr__(self, name: str) -> Any:

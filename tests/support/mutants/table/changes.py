@@ -92,12 +92,11 @@ MUTANTS = (
         "an advance of a period changes the sequence before the counter",
         Edit(
             "SequenceService.advance.plan",
-            "opened = await self._call_store("
-            "advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen))",
-            "await self._call_store("
-            "self._store.revise(name, row.revision, self._revision(row, sequence, change_key)))\n"
-            "opened = await self._call_store("
-            "advance_period(self._store, self._clock, counter, sequence, at_least=at_least, generation=seen))",
+            "opened = await advance_period("
+            "self._store, self._clock, counter, sequence, at_least=at_least, generation=seen)",
+            "await self._store.revise(name, row.revision, self._revision(row, sequence, change_key))\n"
+            "opened = await advance_period("
+            "self._store, self._clock, counter, sequence, at_least=at_least, generation=seen)",
         ),
         scenarios=("retried-advance",),
     ),

@@ -104,7 +104,7 @@ MUTANTS = (
     Place("P9", ROW).mutant(
         "burned-unknown-not-counted",
         "the ids of a write without an answer are not counted",
-        Edit("CounterRow._within_timeout", "self.burn(BurnCause.UNKNOWN_OUTCOME, requested)", "None"),
+        Edit("CounterRow._request", "self.burn(BurnCause.UNKNOWN_OUTCOME, requested)", "None"),
         scenarios=("cold-start",),
     ),
     Place("P9", ROW).mutant(

@@ -83,7 +83,7 @@ async def test_a_transfer_to_another_store_and_back_keeps_all(store: MemoryStore
 async def test_the_name_moves_with_the_sequences(store: MemoryStore) -> None:
     """P3: an empty store gets the exported name, one in use keeps its own; a witness goes on."""
     witness = MemoryWitness()
-    await WitnessedStore(store, witness, 1.0).open()
+    await WitnessedStore(store, witness).open()
     await fill(store)
     file = read_export(await export_of(store))
     assert file.store == store.opened["name"]
@@ -94,7 +94,7 @@ async def test_the_name_moves_with_the_sequences(store: MemoryStore) -> None:
     assert empty.opened["name"] == file.store
     assert used.opened["name"] not in ("", file.store)
     await Importer(empty, FakeClock()).run(file)
-    await WitnessedStore(empty, witness, 1.0).open()
+    await WitnessedStore(empty, witness).open()
 
 
 async def test_lowered_counters_are_rejected_and_others_imported(store: MemoryStore) -> None:

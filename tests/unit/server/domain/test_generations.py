@@ -35,7 +35,7 @@ async def take(node: Allocator, count: int) -> int:
 
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
-    service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
+    service = SequenceService(store, clock, Allocator(store, clock, CONFIG))
     return (await service.advance("t", PAST, "", "", service.change_key("", b"late"))).effective_at
 
 
@@ -66,7 +66,7 @@ async def test_a_concurrent_advance_gets_a_newer_generation(
     late = asyncio.create_task(move(store, clock))
     await settle()
     store.next("revise", lost_request())
-    earlier = SequenceService(store, clock, other, store_timeout=5.0)
+    earlier = SequenceService(store, clock, other)
     with pytest.raises(StoreUnavailable):  # it opened the counter, but did not change the sequence
         await earlier.advance("t", last + 50, "", "", earlier.change_key("", b"earlier"))
     for count in (10, 10, 10, 3):

@@ -74,7 +74,7 @@ async def test_only_a_server_with_a_witness_reports_it(store: MemoryStore, clock
     assert report_of(allocator).counts().gauges[families.WITNESS_UP] == {}
     assert "witness" not in report_of(allocator).describe()
     witness = MemoryWitness()
-    witnessed = WitnessedStore(store, witness, 1.0)
+    witnessed = WitnessedStore(store, witness)
     report = report_of(allocator, witnessed)
     assert report.describe()["witness"] == witness.address
     assert report.counts().gauges[families.WITNESS_UP] == {"": 1}

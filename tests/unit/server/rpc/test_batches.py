@@ -44,7 +44,7 @@ class Callers:
         start_timestamps = StartTimestamps(self.store, clock, prefix=0, holder="here:1", max_clock_skew=60.0)
         self.source = RangeSource(
             self.allocator,
-            IdempotentAllocator(self.allocator, self.store, clock, node="here:1", window=60.0, store_timeout=5.0),
+            IdempotentAllocator(self.allocator, self.store, clock, node="here:1", window=60.0),
             doc_ids=DocIdGenerator(start_timestamps, StartTimestamp(0, 1)),
             clock=clock,
             max_ids=100,

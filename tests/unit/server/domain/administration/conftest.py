@@ -24,7 +24,7 @@ class Node:
 
     def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
         self.allocator = Allocator(store, clock, CONFIG)
-        self.service = SequenceService(store, clock, self.allocator, store_timeout=CONFIG.store_timeout)
+        self.service = SequenceService(store, clock, self.allocator)
 
     async def warm(self, name: str, clock: FakeClock) -> list[int]:
         """Allocate until the node holds a lease; return the ids."""

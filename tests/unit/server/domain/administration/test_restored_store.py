@@ -42,7 +42,7 @@ async def test_after_a_repair_no_node_issues_ids_from_before_it(
     old = Allocator(store, clock, CONFIG)
     await old.issue("s", 10)
     backup = backup_of(store)
-    service = SequenceService(store, clock, old, store_timeout=5.0)
+    service = SequenceService(store, clock, old)
     await service.advance("s", 20, "", "", new_token())  # which the backup does not have
     await allocate_until_leased(old)
     store.rows = backup
@@ -51,7 +51,7 @@ async def test_after_a_repair_no_node_issues_ids_from_before_it(
     for _ in range(30):
         await fresh.issue("s", 1)
     if repair == "advance":
-        service = SequenceService(store, clock, fresh, store_timeout=5.0)
+        service = SequenceService(store, clock, fresh)
         effective_delay = (await service.advance("s", 1_000, "", "", new_token())).effective_delay
     else:
         line = b'{"sequence": "s", "last_value": "1000", "generation": "1", "settings": {}}'

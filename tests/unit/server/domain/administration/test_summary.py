@@ -66,7 +66,7 @@ async def test_rates_are_those_of_the_whole_server(store: MemoryStore, clock: Fa
 
     await node.take("bills")
     await node.take("orders")
-    service = SequenceService(store, clock, node.allocator, store_timeout=5.0, rates=rates)
+    service = SequenceService(store, clock, node.allocator, rates=rates)
     found, _ = await service.list("", "", 10, with_deleted=False)
     assert [each.ids_per_second for each in found] == [0.0, 70.0]
     assert (await service.get("orders")).ids_per_second == 70.0

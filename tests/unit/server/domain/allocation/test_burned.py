@@ -107,7 +107,7 @@ class TestBurning:
         """P9: a date in the ids' texts is not counted as a period."""
         sequence = Sequence(format="{year}-{value:06d}", max_value=999_999, reset=reset)
         make(store, "invoices", sequence)
-        request_ids = IdempotentAllocator(allocator, store, clock, node="a", window=3600.0, store_timeout=2.0)
+        request_ids = IdempotentAllocator(allocator, store, clock, node="a", window=3600.0)
         await request_ids.allocate_once("invoices", 5, REQUEST_ID, 0)
         await request_ids.allocate_once("invoices", 5, REQUEST_ID, 0)
         period = "" if reset == Reset.NEVER else period_at(sequence, clock.wall())

@@ -31,7 +31,7 @@ async def cancel(task: "asyncio.Task[object]", store: MemoryStore, held: str) ->
 
 async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: FakeClock) -> None:
     """A change whose caller was cancelled is completed before the stop ends."""
-    service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
+    service = SequenceService(store, clock, Allocator(store, clock, CONFIG))
     gate = store.hold("create")
     await cancel(asyncio.create_task(service.create("orders", {}, service.change_key("", b"1"))), store, "create")
     closing = asyncio.create_task(service.finish_changes())
@@ -44,9 +44,7 @@ async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: Fake
 
 async def test_a_record_in_progress_is_stored(store: MemoryStore, clock: FakeClock) -> None:
     """P7: the record of a request id in progress is stored before the stop ends."""
-    request_ids = IdempotentAllocator(
-        Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0, store_timeout=5.0
-    )
+    request_ids = IdempotentAllocator(Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0)
     gate = store.hold("record")
     await cancel(asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0)), store, "record")
     closing = asyncio.create_task(request_ids.finish_recording())
@@ -73,7 +71,7 @@ async def test_abandoned_leases_are_counted(store: MemoryStore, clock: FakeClock
 async def test_an_abandoned_record_is_counted_once(store: MemoryStore, clock: FakeClock) -> None:
     """P9: ids of a record in progress count once as of unknown outcome."""
     allocator = Allocator(store, clock, CONFIG)
-    request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
+    request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0)
     gate = store.hold("record")
     await cancel(asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0)), store, "record")
     request_ids.abandon()
@@ -149,7 +147,7 @@ class TestInFlight:
     async def test_ids_of_an_answered_request_id_are_counted_once(self, store: MemoryStore, clock: FakeClock) -> None:
         """P9: a caller with a request id that has not resumed gets no ids that abandon counted."""
         allocator = Allocator(store, clock, CONFIG)
-        request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
+        request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0)
         caller = asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0))
         await until(lambda: request_ids._calls)
         request_ids._calls["r"].task.add_done_callback(lambda _: request_ids.abandon())

@@ -27,7 +27,7 @@ class Nodes:
         clock.wall_seconds += DAY - clock.wall_seconds % DAY - LEAD
         self.clock = clock
         self.allocators = [Allocator(store, clock, CONFIG, lambda count: bytes(count)) for _ in range(2)]
-        self.service = SequenceService(store, clock, self.allocators[0], store_timeout=2.0)
+        self.service = SequenceService(store, clock, self.allocators[0])
         self.issued: Counter[tuple[str, int, int]] = Counter()
 
     async def run(self, seconds: float) -> int:

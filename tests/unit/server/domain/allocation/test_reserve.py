@@ -99,7 +99,6 @@ async def test_the_reserve_lasts_outage_reserve(load: Load) -> None:
 @pytest.mark.parametrize("outage", [32.0, 65.0, 90.0])
 async def test_no_call_waits_for_a_hanging_store(load: Load, store: MemoryStore, outage: float) -> None:
     """P10: no call waits while the store hangs for up to outage_reserve."""
-    load = Load(store, load.clock, replace(CONFIG, store_timeout=100.0))
     await load.run(200, rate=20)
     gate = store.hold("grant")
     assert await load.run(outage, rate=20) == 0

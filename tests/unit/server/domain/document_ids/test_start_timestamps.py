@@ -164,22 +164,6 @@ class TestWrongClocks:
         assert refusal.value.setting == "node_prefix"
 
 
-async def test_a_hanging_store_times_out(clock: FakeClock) -> None:
-    """A store that does not reply within store_timeout fails the start."""
-
-    class HangingStore(MemoryStore):
-        async def now(self) -> float | None:
-            await asyncio.Event().wait()
-            return None
-
-    start_timestamps = StartTimestamps(
-        HangingStore(clock), clock, prefix=7, holder="me", max_clock_skew=5.0, store_timeout=0.1
-    )
-    async with asyncio.timeout(10):
-        with pytest.raises(StoreUnavailable, match=r"within 0\.1 s"):
-            await start_timestamps.start()
-
-
 class TestConflict:
     async def test_refuse_rejects_the_start(self, store: MemoryStore, clock: FakeClock) -> None:
         """With prefix_conflict refuse, a node does not start on the prefix of a live node."""

@@ -9,6 +9,8 @@ from idalloc_server.domain.allocation.lease import IdRange
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.sequence import Sequence
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.store.stores import proxied
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.waiting import until as until
 
@@ -16,16 +18,16 @@ ONE = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
 WINDOW = 3600.0
 LEASE_TTL = 180.0
+CONFIG = AllocationConfig(LEASE_TTL, store_timeout=3.0, auto_create_sequences=True)
 
 
 class Node:
     """A process with its allocators."""
 
-    def __init__(self, store: MemoryStore, clock: FakeClock, name: str = "a", store_timeout: float = 3.0) -> None:
-        self.allocator = Allocator(store, clock, AllocationConfig(LEASE_TTL, store_timeout, auto_create_sequences=True))
-        self.request_ids = IdempotentAllocator(
-            self.allocator, store, clock, node=name, window=WINDOW, store_timeout=store_timeout
-        )
+    def __init__(self, store: MemoryStore, clock: FakeClock, name: str = "a") -> None:
+        timed = proxied(store, Store, CONFIG.store_timeout)
+        self.allocator = Allocator(timed, clock, CONFIG)
+        self.request_ids = IdempotentAllocator(self.allocator, timed, clock, node=name, window=WINDOW)
 
     async def take(self, count: int = 5, request_id: str = ONE, sequence: str = "orders", prefix: int = 7) -> IdRange:
         taken, _ = await self.request_ids.allocate_once(sequence, count, request_id, prefix)

@@ -2,19 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.sequence import Ordering, Sequence
-from tests.support import sequence_allocators
 from tests.support.fake_store import FakeClock, MemoryStore
-from tests.support.sequence_allocators import make
+from tests.support.sequence_allocators import CONFIG, make
 
 ROUNDS = 20
-CONFIG = replace(sequence_allocators.CONFIG, store_timeout=30.0)
 
 
 async def drive(store: MemoryStore, method: str, callers: int, call: Callable[[], Awaitable[object]]) -> int:
@@ -58,9 +55,7 @@ async def test_rising_allocations_share_writes(store: MemoryStore, clock: FakeCl
 async def test_recorded_answers_share_writes(store: MemoryStore, clock: FakeClock, callers: int) -> None:
     """Concurrent callers with request ids share each write of answers."""
     make(store, "s", Sequence(min_lease_size=10_000))
-    request_ids = IdempotentAllocator(
-        Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0, store_timeout=CONFIG.store_timeout
-    )
+    request_ids = IdempotentAllocator(Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0)
     numbers = iter(range(1_000_000))
     await request_ids.allocate_once("s", 1, "first", 0)
     before = len(store.calls_of("record"))

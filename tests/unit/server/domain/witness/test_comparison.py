@@ -59,7 +59,7 @@ class TestCompare:
         [found] = await compare(store, witness)
         values = (row.generation, row.last_value) if row else (None, None)
         assert found == ("s", mark, *values, state, repair)
-        grant = WitnessedStore(store, witness, 1.0).grant("s", 0, 0)
+        grant = WitnessedStore(store, witness).grant("s", 0, 0)
         if state == State.OK:
             assert await grant is not None
         else:
@@ -92,7 +92,7 @@ class TestCompare:
             old: (State.MISSING, Repair.ADVANCE),
             current: (State.BEHIND, Repair.ADVANCE),
         }
-        witnessed = WitnessedStore(store, witness, 1.0)
+        witnessed = WitnessedStore(store, witness)
         await witnessed.revise("s", 0, RowChange(YEARLY, 0, "change", 0.0, generation=3))
         assert {each.state for each in await compare(store, witness)} == {State.OK}
         await witnessed.open_period(old, YEARLY, 0, 3)

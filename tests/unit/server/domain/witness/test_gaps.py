@@ -41,7 +41,7 @@ async def test_gaps_past_a_lowered_mark_are_left_out() -> None:
     up = Mark(1, 40, 1, "seen", gaps="10:20 30:40")
     down = Mark(1, -40, -1, "seen", gaps="-10:-20 -30:-40")
     witness = MemoryWitness(marks={"up": up, "down": down})
-    chain = MarkChain(witness, 40.0, os.urandom)
+    chain = MarkChain(witness, os.urandom)
     assert await chain.replace("up", up, 30)
     assert await chain.replace("down", down, -30)
     assert witness.marks["up"].gaps == "10:20"

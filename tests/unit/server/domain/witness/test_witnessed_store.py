@@ -31,9 +31,9 @@ class Node:
     def __init__(self, store: MemoryStore, witness: MemoryWitness | None) -> None:
         self.store: Store = store
         if witness is not None:
-            self.store = cast(Store, WitnessedStore(store, witness, CONFIG.store_timeout))
+            self.store = cast(Store, WitnessedStore(store, witness))
         self.allocator = Allocator(self.store, store.clock, CONFIG)
-        self.service = SequenceService(self.store, store.clock, self.allocator, store_timeout=40.0)
+        self.service = SequenceService(self.store, store.clock, self.allocator)
 
     async def take(self, count: int = 1, name: str = "s") -> list[int]:
         taken = await self.allocator.issue(name, count)
