@@ -1,5 +1,6 @@
 import gc
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -42,6 +43,16 @@ def pytest_collection() -> Iterator[None]:
         # Makes Hypothesis's generator, to which the collector sees no reference once it is frozen.
         find(strategies.none(), lambda _: True)
         gc.freeze()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test with each promise that its docstring begins with: ``P1, P9: …``."""
+    if isinstance(item, pytest.Function):
+        for owner in filter(None, (item.function, item.cls)):
+            named = re.match(r"(P\d+\b[^:]*):", owner.__doc__ or "")
+            for first, last in re.findall(r"P(\d+)(?: to P(\d+))?", named[1] if named else ""):
+                for number in range(int(first), int(last or first) + 1):
+                    item.add_marker(f"P{number}")
 
 
 @pytest.fixture(scope="session")
