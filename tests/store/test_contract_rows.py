@@ -1,6 +1,7 @@
 """The contract of every store: rows of sequences, revisions, tombstones and periods."""
 
 import asyncio
+from itertools import product
 from typing import Any
 
 import pytest
@@ -110,49 +111,38 @@ class TestRevise:
         assert await store.revise("missing", 0, change()) is None
         assert await store.get("missing") is None
 
-    @pytest.mark.parametrize(
-        ("more", "generation"),
-        [
+    async def test_the_generation_never_falls(self, store: Store) -> None:
+        """P5: the generation grows if leases end, reaches the requested one, and never falls."""
+        cases: list[tuple[dict[str, Any], int]] = [
             ({}, 4),
             ({"ends_leases": False}, 3),
             ({"generation": 3}, 4),
             ({"generation": 9}, 9),
             ({"generation": 9, "ends_leases": False}, 9),
             ({"generation": 2, "ends_leases": False}, 3),
-        ],
-        ids=str,
-    )
-    async def test_the_generation_never_falls(self, store: Store, more: dict[str, Any], generation: int) -> None:
-        """P5: the generation grows if leases end, reaches the requested one, and never falls."""
-        await store.create(new_row("s", generation=3))
-        revised = await store.revise("s", 0, change(**more))
-        assert revised is not None
-        assert revised.generation == generation
-        assert (await grant(store, "s", 0)).generation == generation
+        ]
+        for number, (more, generation) in enumerate(cases):
+            await store.create(new_row(name := f"s{number}", generation=3))
+            revised = await store.revise(name, 0, change(**more))
+            assert revised is not None
+            assert revised.generation == generation, more
+            assert (await grant(store, name, 0)).generation == generation, more
 
-    @pytest.mark.parametrize(
-        ("sequence", "limit", "last_value"),
-        [
-            (Sequence(), 9, 10),
-            (Sequence(), 10, 50),
-            (Sequence(), 11, 50),
-            (Sequence(), None, 50),
-            (Sequence(start=19, step=-1, max_value=100), 11, 10),
-            (Sequence(start=19, step=-1, max_value=100), 10, 3),
-            (Sequence(start=19, step=-1, max_value=100), 9, 3),
-        ],
-        ids=str,
-    )
-    async def test_a_counter_past_the_limit_is_not_revised(
-        self, store: Store, sequence: Sequence, limit: int | None, last_value: int
-    ) -> None:
+    async def test_a_counter_past_the_limit_is_not_revised(self, store: Store) -> None:
         """P2: a revision with a limit is refused if the counter is past it."""
-        await store.create(new_row("s", sequence, last_value=10))
-        revised = await store.revise("s", 0, change(sequence, 50 if sequence.step > 0 else 3, limit=limit))
-        assert revised is not None
-        assert revised.last_value == last_value
-        refused = last_value == 10
-        assert (revised.revised_by, revised.revision, revised.generation) == (("", 0, 1) if refused else ("me", 1, 2))
+        rising, falling = Sequence(), Sequence(start=19, step=-1, max_value=100)
+        cases: list[tuple[Sequence, int, dict[int | None, int]]] = [
+            (rising, 50, {9: 10, 10: 50, 11: 50, None: 50}),
+            (falling, 3, {11: 10, 10: 3, 9: 3}),
+        ]
+        for sequence, advanced, last_values in cases:
+            for limit, last_value in last_values.items():
+                await store.create(new_row(name := f"s{sequence.step} {limit}", sequence, last_value=10))
+                revised = await store.revise(name, 0, change(sequence, advanced, limit=limit))
+                assert revised is not None
+                assert revised.last_value == last_value, (sequence, limit)
+                changed = ("", 0, 1) if last_value == 10 else ("me", 1, 2)
+                assert (revised.revised_by, revised.revision, revised.generation) == changed, (sequence, limit)
 
     async def test_the_next_grant_uses_the_new_settings(self, store: Store) -> None:
         """P5: a grant after a revision uses the new step and bound."""
@@ -258,14 +248,14 @@ class TestPeriods:
         await store.open_period(PERIOD, YEARLY, 31, 1)
         assert list(ids_of(await store.grant(PERIOD, 2, 1000))) == [40, 45]
 
-    @pytest.mark.parametrize("generation", [1, 2, 3])
-    async def test_a_period_of_this_generation_or_newer_is_not_changed(self, store: Store, generation: int) -> None:
+    async def test_a_period_of_this_generation_or_newer_is_not_changed(self, store: Store) -> None:
         """P5: open_period of the same or an older generation changes nothing."""
         await store.open_period(PERIOD, YEARLY, 5, 3)
         await store.grant(PERIOD, 2, 1000)
-        await store.open_period(PERIOD, Sequence(start=1, reset=Reset.YEARLY), 1000, generation)
-        row = await read_row(store, PERIOD)
-        assert (row.last_value, row.sequence, row.generation) == (15, YEARLY, 3)
+        for generation in (1, 2, 3):
+            await store.open_period(PERIOD, Sequence(start=1, reset=Reset.YEARLY), 1000, generation)
+            row = await read_row(store, PERIOD)
+            assert (row.last_value, row.sequence, row.generation) == (15, YEARLY, 3)
 
     async def test_an_older_period_gets_the_new_settings(self, store: Store) -> None:
         """P5: open_period of a newer generation changes the settings, and moves no counter back."""
@@ -316,29 +306,28 @@ class TestAdoptedRows:
         row = await read_row(store, "s")
         assert (row.last_value, row.deleted) == (None, False)
 
-    @pytest.mark.parametrize("packed", ["{", "[1]", '{"colour": 1}', '{"kind": 99}', '{"start": "x"}', '{"labels": 1}'])
-    async def test_malformed_settings_are_refused(self, store: Store, opener: Opener, packed: str) -> None:
+    async def test_malformed_settings_are_refused(self, store: Store, opener: Opener) -> None:
         """Settings that cannot be decoded raise SequenceInvalid in get, grant and list."""
         await store.create(new_row("s"))
-        await opener.backend.change_settings("s", packed)
-        for asked in (
-            store.get("s"),
-            store.grant("s", 1, 1000),
-            store.list("", "", 9, with_deleted=True, with_periods=True),
-        ):
-            with pytest.raises(SequenceInvalid, match="its settings cannot be read"):
-                await asked
+        for packed in ("{", "[1]", '{"colour": 1}', '{"kind": 99}', '{"start": "x"}', '{"labels": 1}'):
+            await opener.backend.change_settings("s", packed)
+            for asked in (
+                store.get("s"),
+                store.grant("s", 1, 1000),
+                store.list("", "", 9, with_deleted=True, with_periods=True),
+            ):
+                with pytest.raises(SequenceInvalid, match="its settings cannot be read"):
+                    await asked
 
 
 @pytest.mark.parametrize("opener", BACKENDS, indirect=True)
-@pytest.mark.parametrize("field", ["created_at", "changed_at"])
-@pytest.mark.parametrize("value", [2**62, -(2**62)])
-async def test_a_time_out_of_range_is_refused(store: Store, opener: Opener, field: str, value: int) -> None:
+async def test_a_time_out_of_range_is_refused(store: Store, opener: Opener) -> None:
     """SEQUENCE_INVALID: a time that no date can show is named with its value, and stops no ids."""
-    await opener.put("s", last_value=41, **{field: value})
-    assert (await grant(store, "s", 1)).last_value == 42
-    named = f"'s' cannot be used: its {field} is {value}[^;]*; set it to null"
-    with pytest.raises(SequenceInvalid, match=named):
-        await store.get("s")
-    with pytest.raises(SequenceInvalid, match=named):
-        await store.list("", "", 10, with_deleted=True, with_periods=True)
+    for field, value in product(("created_at", "changed_at"), (2**62, -(2**62))):
+        await opener.put("s", last_value=41, **{field: value})
+        assert (await grant(store, "s", 1)).last_value == 42
+        named = f"'s' cannot be used: its {field} is {value}[^;]*; set it to null"
+        with pytest.raises(SequenceInvalid, match=named):
+            await store.get("s")
+        with pytest.raises(SequenceInvalid, match=named):
+            await store.list("", "", 10, with_deleted=True, with_periods=True)
