@@ -2,6 +2,7 @@ import gc
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -10,6 +11,15 @@ import pytest
 from hypothesis import Phase, find, settings, strategies
 
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
+
+# How to get the tools that tests are skipped without.
+TOOLS = {
+    "actionlint": "make tools, with Go",
+    "helm": "make tools, with Go",
+    "prometheus": "apt install prometheus",
+    "promtool": "apt install prometheus",
+    "systemd-analyze": "apt install systemd",
+}
 
 # No test depends on speed.
 settings.register_profile("idalloc", deadline=None)
@@ -53,6 +63,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             for first, last in re.findall(r"P(\d+)(?: to P(\d+))?", named[1] if named else ""):
                 for number in range(int(first), int(last or first) + 1):
                     item.add_marker(f"P{number}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # its line is the last
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Print in one line which tools are missing, how many tests need them, and how to get them."""
+    yield
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    found = (re.search(r"Skipped: (\S+) is not installed'\)$", reason) for reason in skipped)
+    if missing := Counter(each[1] for each in found if each):
+        tools = (f"{name} ({count} tests; {TOOLS.get(name, 'see CONTRIBUTING.md')})" for name, count in missing.items())
+        terminalreporter.write_line(f"Not installed, so that tests were skipped: {', '.join(sorted(tools))}")
 
 
 @pytest.fixture(scope="session")
