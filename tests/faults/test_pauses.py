@@ -156,7 +156,7 @@ def test_a_refill_interrupted_by_a_pause_issues_nothing_stale(scenario: Scenario
         make_sequences(client)
         # Two calls need as many ids as a node leases at first, so they often wait for refills.
         bulk = scenario.start_client(
-            paused, log="bulk.jsonl", mode="ranges", id_count=500_000, threads=2, timeout=TIMEOUT
+            paused, log="bulk.jsonl", mode="ranges", id_count=500_000, threads=2, timeout=TIMEOUT, pause=0.0
         )
         everyone = [bulk, *start_clients(scenario, paused, "paused"), *start_clients(scenario, serving, "serving")]
         for _ in range(scenario.pick(1, 3)):

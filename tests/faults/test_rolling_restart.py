@@ -93,6 +93,7 @@ def test_streams_of_requests_see_no_error(scenario: Scenario, ports: list[Reserv
             mode="requests,shared",
             threads=32,
             timeout=10.0,
+            pause=scenario.pick(0.1, 0.0),
         )
         for turn, module in enumerate(("load_client", "aio_load_client"))
     ]

@@ -14,6 +14,9 @@ from idalloc._issued_log.format import ROW
 from tests.support.processes import IDALLOC, Server, environment, serve_command, served_address
 from tests.support.waiting import wait_until
 
+# Between two calls of a thread in a short form, in seconds: calls without a pause would take the
+# cores from the nodes that restart, and from the tests beside.
+SHORT_PAUSE = 0.02
 # Leases short enough to expire during a test.
 SHORT_LEASES = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 
@@ -170,8 +173,11 @@ class Scenario:
                 unreachable.
             log: File name of its log; the suffix .jsonl selects JSON lines.
             module: The client's module.
-            options: Options of ``tests/support/faults/load_client.py``.
+            options: Options of ``tests/support/faults/load_client.py``; in the short form threads
+                pause between their calls unless ``pause`` is among these.
         """
+        if module.endswith("load_client"):
+            options = {"pause": self.pick(SHORT_PAUSE, 0.0)} | options
         file = self.folder / (log or f"client-{len(self._clients)}.ids")
         addresses = [node if isinstance(node, str) else node.address for node in nodes]
         target = addresses[0] if len(addresses) == 1 else "ipv4:" + ",".join(addresses)
