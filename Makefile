@@ -12,6 +12,9 @@ ARGS ?=
 # More than 2 cores need: many tests wait for processes.
 JOBS ?= 4
 
+# What `test` runs before the tests.
+CHECKS ?= lint type gen-check
+
 # The tests start hundreds of processes, each of which would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -37,7 +40,7 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: .venv/ready ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) lint type gen-check .build/collected
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(CHECKS) .build/collected
 	$(pytest_short) $(ARGS)
 
 test-ids: .venv/ready ## the id server's tests alone, without the annex's
