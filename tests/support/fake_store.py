@@ -15,7 +15,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
@@ -128,30 +128,18 @@ class Call(NamedTuple):
     arguments: tuple[object, ...]
 
 
-@dataclass
-class MemoryStore(ForwardingStore):
-    """A ``Store`` in memory, which several nodes may share."""
+@dataclass(kw_only=True)
+class FailsOnCommand:
+    """Runs each call with the fault that is set for it: a store or a witness in memory."""
 
-    clock: Clock = field(default_factory=FakeClock)  # the store's clock
-    has_clock: bool = True  # whether ``now`` returns the clock
+    WHAT: ClassVar[str]
+
     down: bool = False  # while true every call raises ``StoreUnreachable``
     # Every call waits for it before it is applied; None for no wait.
     gate: asyncio.Event | None = None
     latency: float = 0.0  # how long each call takes, in seconds
     closed: bool = False
-    rows: dict[str, Row] = field(default_factory=dict)  # the sequences; tests may change them
-    # The claims; tests may change them.
-    prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
-    # The recorded allocations by request id; tests may change them.
-    allocations: dict[str, RecordedRow] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)  # all calls, including failed ones
-    # The names of the store in the prefixes and in the allocations, by part.
-    copies: dict[str, str] = field(default_factory=dict)
-    place: int = 0  # how often the store was exchanged
-    _counted: dict[str, Row] | None = None
-    _version: int = 0
-    _records: int = 0
-    _restores: int = 0
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:
@@ -179,9 +167,51 @@ class MemoryStore(ForwardingStore):
         """Apply one call at once, and return its answer; ``down`` and faults do not count.
 
         Raises:
-            Refusal: As the method of ``Store``.
+            Refusal: As the method that is called.
         """
         return getattr(self, f"_{method}")(*arguments)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Run one call, with the fault that is set for it."""
+        self.calls.append(Call(method, arguments))
+        if self.closed or self.down:
+            raise StoreUnreachable(f"the {self.WHAT} is {'closed' if self.closed else 'down'}")
+        faults = self._faults[method]
+        fault = faults.popleft() if faults else Fault()
+        latency = self.latency + fault.delay
+        await hold_for_async(latency, "the store's latency; also 0: a real store always yields to other tasks")
+        if self.gate:
+            await self.gate.wait()
+        if fault.before:
+            await fault.before.wait()
+        answers = [self.apply(method, arguments) for _ in range(fault.applied)]
+        if fault.after:
+            await fault.after.wait()
+        if fault.error:
+            raise fault.error
+        return answers[-1]
+
+
+@dataclass
+class MemoryStore(FailsOnCommand, ForwardingStore):
+    """A ``Store`` in memory, which several nodes may share."""
+
+    WHAT = "store"
+
+    clock: Clock = field(default_factory=FakeClock)  # the store's clock
+    has_clock: bool = True  # whether ``now`` returns the clock
+    rows: dict[str, Row] = field(default_factory=dict)  # the sequences; tests may change them
+    # The claims; tests may change them.
+    prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
+    # The recorded allocations by request id; tests may change them.
+    allocations: dict[str, RecordedRow] = field(default_factory=dict)
+    # The names of the store in the prefixes and in the allocations, by part.
+    copies: dict[str, str] = field(default_factory=dict)
+    place: int = 0  # how often the store was exchanged
+    _counted: dict[str, Row] | None = None
+    _version: int = 0
+    _records: int = 0
+    _restores: int = 0
 
     def back_up(self) -> Backup:
         """Return a copy of all rows."""
@@ -214,28 +244,6 @@ class MemoryStore(ForwardingStore):
         return (
             self._version if self._counted is self.rows else max((row.version for row in self.rows.values()), default=0)
         )
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        """Run one call, with the fault that is set for it."""
-        self.calls.append(Call(method, arguments))
-        if self.closed:
-            raise StoreUnreachable("the store is closed")
-        if self.down:
-            raise StoreUnreachable("the store is down")
-        faults = self._faults[method]
-        fault = faults.popleft() if faults else Fault()
-        latency = self.latency + fault.delay
-        await hold_for_async(latency, "the store's latency; also 0: a real store always yields to other tasks")
-        if self.gate:
-            await self.gate.wait()
-        if fault.before:
-            await fault.before.wait()
-        answers = [self.apply(method, arguments) for _ in range(fault.applied)]
-        if fault.after:
-            await fault.after.wait()
-        if fault.error:
-            raise fault.error
-        return answers[-1]
 
     def _open(self, opening: Opening) -> dict[str, str]:
         identity = self._get(IDENTITY)

@@ -7,50 +7,25 @@ witness.down = True                     # from now on the witness is unreachable
 del witness.marks["orders"]             # as in an older copy
 """
 
-import asyncio
-from collections import defaultdict, deque
 from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any
 
-from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.store.records import Mark
 from idalloc_server.domain.witness.marks import Replacement
-from tests.support.fake_store import Call, Fault
-from tests.support.waiting import hold_for_async
+from tests.support.fake_store import FailsOnCommand
 
 Marks = list[tuple[str, Mark]]
 
 
 @dataclass
-class MemoryWitness:
+class MemoryWitness(FailsOnCommand):
     """A ``Witness`` in memory, which several nodes may share."""
 
-    down: bool = False  # while true every call raises ``StoreUnreachable``
-    closed: bool = False
+    WHAT = "witness"
+
     # The marks by name; tests may change them.
     marks: dict[str, Mark] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)  # all calls, including failed ones
-    _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
-
-    def next(self, method: str, *faults: Fault) -> None:
-        """Set the faults of the next calls of a method, one for each call."""
-        self._faults[method].extend(faults)
-
-    def hold(self, method: str) -> asyncio.Event:
-        """Make the next call of a method wait for the event before it is applied."""
-        gate = asyncio.Event()
-        self.next(method, Fault(before=gate))
-        return gate
-
-    def calls_of(self, method: str) -> list[Call]:
-        """Return the calls of one method so far."""
-        return [call for call in self.calls if call.method == method]
-
-    @property
-    def address(self) -> str:
-        return "memory:"
 
     async def open(self) -> None:
         await self._call("open")
@@ -70,30 +45,6 @@ class MemoryWitness:
     async def forget(self, names: Collection[str]) -> int:
         answer: int = await self._call("forget", tuple(names))
         return answer
-
-    async def close(self) -> None:
-        self.closed = True
-
-    def apply(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Apply one call at once, and return its answer; ``down`` and faults do not count."""
-        return getattr(self, f"_{method}")(*arguments)
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        """Run one call, with the fault that is set for it."""
-        self.calls.append(Call(method, arguments))
-        if self.closed or self.down:
-            raise StoreUnreachable(f"the witness is {'closed' if self.closed else 'down'}")
-        faults = self._faults[method]
-        fault = faults.popleft() if faults else Fault()
-        await hold_for_async(fault.delay, "the witness's latency; also 0: a real one always yields to other tasks")
-        if fault.before:
-            await fault.before.wait()
-        answers = [self.apply(method, arguments) for _ in range(fault.applied)]
-        if fault.after:
-            await fault.after.wait()
-        if fault.error:
-            raise fault.error
-        return answers[-1]
 
     def _open(self) -> None:
         pass
