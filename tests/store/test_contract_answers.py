@@ -91,37 +91,45 @@ CALLS: dict[str, tuple[Call, str, str]] = {
 
 # The others run in make test-long.
 SOME = ("grant", "record", "claim_start")
-EACH_CALL = [pytest.param(call, marks=[] if call in SOME else [pytest.mark.test_long]) for call in CALLS]
+OTHERS = tuple(call for call in CALLS if call not in SOME)
+each_call = pytest.mark.parametrize(
+    "calls", [SOME, pytest.param(OTHERS, marks=pytest.mark.test_long)], ids=["some", "others"]
+)
 
 
 def mix(proxy: MixingProxy, call: str, kind: Any) -> Call:
     """Mix up the answers of one call from now on, and return the call."""
     run, path, statement = CALLS[call]
+    proxy.forget()
     proxy.chosen = lambda target, body: path in target or statement.encode() in body
     proxy.mix = kind
     return run
 
 
 @over_http
-@pytest.mark.parametrize("call", EACH_CALL)
-async def test_crossed_answers_are_refused(behind: Store, proxy: MixingProxy, call: str) -> None:
+@each_call
+async def test_crossed_answers_are_refused(behind: Store, proxy: MixingProxy, calls: tuple[str, ...]) -> None:
     """P1, P6, P7: if two requests get each other's answers, neither of them is believed."""
-    run = mix(proxy, call, "crossed")
-    results = await asyncio.gather(run(behind, "a"), run(behind, "b"), return_exceptions=True)
-    assert proxy.mixed == 2
-    assert [type(result) for result in results if not isinstance(result, StoreUnavailable)] == []
+    for call in calls:
+        before = proxy.mixed
+        run = mix(proxy, call, "crossed")
+        results = await asyncio.gather(run(behind, "a"), run(behind, "b"), return_exceptions=True)
+        assert proxy.mixed == before + 2, call
+        assert [type(result) for result in results if not isinstance(result, StoreUnavailable)] == [], call
 
 
 @over_http
-@pytest.mark.parametrize("call", EACH_CALL)
-async def test_a_repeated_answer_is_refused(behind: Store, proxy: MixingProxy, call: str) -> None:
+@each_call
+async def test_a_repeated_answer_is_refused(behind: Store, proxy: MixingProxy, calls: tuple[str, ...]) -> None:
     """P1, P6, P7: an earlier answer is not believed again, also if it is about the same row."""
-    run = mix(proxy, call, "repeated")
-    await run(behind, "a")
-    for name in "ab":
-        with pytest.raises(StoreUnavailable):
-            await run(behind, name)
-    assert proxy.mixed >= 2
+    for call in calls:
+        before = proxy.mixed
+        run = mix(proxy, call, "repeated")
+        await run(behind, "a")
+        for name in "ab":
+            with pytest.raises(StoreUnavailable):
+                await run(behind, name)
+        assert proxy.mixed >= before + 2, call
 
 
 @over_http

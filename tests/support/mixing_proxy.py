@@ -75,6 +75,10 @@ class MixingProxy:
         await self._runner.cleanup()
         await self._session.close()
 
+    def forget(self) -> None:
+        """Forget the answer that is repeated."""
+        self._mixer = Mixer()
+
     async def _handle(self, request: web.BaseRequest) -> web.Response:
         body = await request.read()
         if not self.mix or not self.chosen(request.raw_path, body):
