@@ -19,7 +19,7 @@ IMPORT = 'idalloc store import --from-elasticsearch "opensearch://${OPENSEARCH#*
 PORT = 9200
 
 # The first start of OpenSearch fetches its jars.
-pytestmark = [pytest.mark.test_long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(900), pytest.mark.xdist_group("opensearch-documents")]
 
 
 @pytest.fixture(scope="module")

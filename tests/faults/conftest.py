@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,11 +19,15 @@ from tests.support.faults import results_page
 from tests.support.faults.issued_ranges import ReservedPort
 from tests.support.faults.local_clients import LoggedClients
 from tests.support.faults.scenario import Scenario
-from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 
 # Time limits of a scenario, whose processes share few cores.
 SHORT_SECONDS = 240
 LONG_SECONDS = 900
+# One process runs all tests of a release of OpenSearch, also those of its store, so that it starts
+# once.
+RELEASE = "3.8.0"
+ON_OPENSEARCH = pytest.mark.xdist_group(f"opensearch-{RELEASE}")
+REAL_OPENSEARCH = pytest.param("opensearch", marks=ON_OPENSEARCH)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,20 +66,10 @@ def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scenari
         ]
 
 
-@pytest.fixture(scope="session")
-def opensearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearchNode]:
-    """A real OpenSearch of one node, started once; skips the test without Java or Maven."""
-    release = RELEASES["3.8.0"]
-    if reason := missing(release):
-        pytest.skip(reason)
-    with OpenSearchNode(release, tmp_path_factory.mktemp("opensearch")) as node:
-        yield node
-
-
 @pytest.fixture
-def opensearch_url(opensearch: OpenSearchNode) -> str:
+def opensearch_url(opensearch_host: Callable[[str], str]) -> str:
     """The URL of a store with its own indices, created early: that may outlast a short timeout."""
-    url = f"opensearch://{opensearch.host}/?prefix=idalloc-{uuid.uuid4().hex[:12]}"
+    url = f"opensearch://{opensearch_host(RELEASE)}/?prefix=idalloc-{uuid.uuid4().hex[:12]}"
 
     async def create() -> None:
         store = open_store(url, SystemClock())
@@ -86,7 +80,7 @@ def opensearch_url(opensearch: OpenSearchNode) -> str:
     return url
 
 
-@pytest.fixture(params=["sqlite", "opensearch"])
+@pytest.fixture(params=["sqlite", REAL_OPENSEARCH])
 def on_each_store(request: pytest.FixtureRequest, scenario: Scenario) -> None:
     """Run the scenario on SQLite, and on a real OpenSearch."""
     if request.param == "opensearch":

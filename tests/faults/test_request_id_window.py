@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 import idalloc
+from tests.faults.conftest import REAL_OPENSEARCH, SHORT_SECONDS
 from tests.support.cratedb.cluster import ProxiedCrate
 from tests.support.faults.local_clients import LoggedClients
 from tests.support.faults.node_control import NodeControl, injected_faults
 from tests.support.faults.scenario import Scenario
 
+# The first of them may start OpenSearch.
+pytestmark = pytest.mark.timeout(SHORT_SECONDS)
 NODE = "tests.support.faults.faulty_node"
 YEAR = 365 * 86400.0
 # Methods that search and remove old answers; a fault without a delay logs each call.
@@ -25,7 +28,7 @@ def scenario(tmp_path: Path) -> Iterator[Scenario]:
     made.close()
 
 
-@pytest.fixture(params=["sqlite", "crate", "opensearch"])
+@pytest.fixture(params=["sqlite", "crate", REAL_OPENSEARCH])
 def each_store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[None]:
     if request.param != "crate":
         if request.param == "opensearch":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from idalloc._issued_log.format import ROW
+from tests.faults.conftest import ON_OPENSEARCH, REAL_OPENSEARCH, RELEASE
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.faults.store_copies import (
     CopiedOpenSearch,
@@ -19,7 +20,6 @@ from tests.support.faults.store_copies import (
     values_before_restore,
 )
 from tests.support.opensearch.backend import OpenSearchBackend
-from tests.support.opensearch.real import OpenSearchNode
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
 
@@ -111,7 +111,7 @@ def advance(node: Server, highest: dict[str, int]) -> None:
         each.result()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("cratedb", marks=pytest.mark.long), "opensearch"])
+@pytest.fixture(params=["sqlite", pytest.param("cratedb", marks=pytest.mark.long), REAL_OPENSEARCH])
 def store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[CopiedStore | CopiedOpenSearch]:
     if request.param == "opensearch":
         scenario.store = request.getfixturevalue("opensearch_url")
@@ -265,10 +265,11 @@ def test_importing_a_newer_export_repairs_a_restored_store(scenario: Scenario) -
     scenario.prove("a newer export imported under the nodes", at_least=500)
 
 
+@ON_OPENSEARCH
 @pytest.mark.scenario(5, TITLE)
-def test_no_node_follows_a_rollover(scenario: Scenario, opensearch: OpenSearchNode) -> None:
+def test_no_node_follows_a_rollover(scenario: Scenario, opensearch_host: Callable[[str], str]) -> None:
     """P3: after a rollover no node issues ids until the alias is back and all nodes restarted."""
-    backend = OpenSearchBackend(opensearch.host, f"idalloc-{uuid.uuid4().hex[:12]}")
+    backend = OpenSearchBackend(opensearch_host(RELEASE), f"idalloc-{uuid.uuid4().hex[:12]}")
     asyncio.run(backend.make_older_indices())
     scenario.store = backend.url
     nodes = scenario.start_nodes(2, **LEASES)

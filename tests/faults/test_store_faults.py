@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import idalloc
+from tests.faults.conftest import ON_OPENSEARCH
 from tests.support.cratedb.cluster import FaultProxy, ProxiedCrate
 from tests.support.cratedb.fault_proxy import FAULT_KINDS
 from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
@@ -69,6 +70,7 @@ class TestUnderLoad:
         assert verdict.burned["unknown_outcome"]
         assert not any("emulator does not know" in node.log.read_text() for node in nodes)
 
+    @ON_OPENSEARCH
     def test_mixed_up_answers_repeat_no_id(self, scenario: Scenario, opensearch_url: str) -> None:
         """P1: a proxy that crosses and repeats OpenSearch's answers repeats no id under load."""
         host = urlsplit(opensearch_url).netloc

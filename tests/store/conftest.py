@@ -24,9 +24,13 @@ from tests.support.store_backends import (
 )
 
 CRATEDB = WITH_DOCUMENTS[1:]
-# Its first start fetches the jars.
+# Its first start fetches the jars. One process runs all tests of a release, so that it starts once.
 REAL_OPENSEARCH = [
-    pytest.param(version, marks=[pytest.mark.test_long, pytest.mark.timeout(900)], id=f"opensearch-{version}")
+    pytest.param(
+        version,
+        marks=[pytest.mark.test_long, pytest.mark.timeout(900), pytest.mark.xdist_group(f"opensearch-{version}")],
+        id=f"opensearch-{version}",
+    )
     for version in RELEASES
 ]
 OPENSEARCH = [pytest.param("opensearch", id="opensearch-stand-in"), *REAL_OPENSEARCH]

@@ -32,7 +32,7 @@ from tests.support.store_rows import grant, requested_row
 from tests.support.waiting import until
 
 # Its first start fetches the jars.
-pytestmark = [pytest.mark.test_long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(900), pytest.mark.xdist_group("opensearch-secured")]
 
 GUIDE = (ROOT / "docs" / "guides" / "opensearch.md").read_text()
 [ROLE] = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL) if "permissions" in block]
