@@ -110,6 +110,16 @@ MUTANTS = (
         ),
         scenarios=("period-restore",),
     ),
+    Place("P3", "idalloc_server.domain.allocation.sequence_allocator").mutant(
+        "mark-of-a-used-period-is-forgotten",
+        "the mark of a period that was opened early is dropped at a change, although its ids were issued",
+        Edit(
+            "SequenceAllocator._counter_of",
+            "period == self._next_period and (not counter.has_issued)",
+            "period == self._next_period",
+        ),
+        unexplored="it restores no period that was opened early",
+    ),
     ROW.mutant(
         "grant-without-a-floor",
         "a store that is behind is not asked to keep its counter",

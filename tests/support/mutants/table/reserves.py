@@ -109,6 +109,12 @@ MUTANTS = (
         unexplored=UNEXPLORED,
     ),
     SEQUENCE.mutant(
+        "next-period-at-one-moment",
+        "all nodes open the counter of the next period at the same moment",
+        Edit("SequenceAllocator._check_period", "int.from_bytes(self._shared.random(2)) / 2 ** 16", "0.5"),
+        unexplored=UNEXPLORED,
+    ),
+    SEQUENCE.mutant(
         "opened-period-is-idle",
         "a period that was opened early is closed before it begins, as it is not used",
         Edit("SequenceAllocator.pop_idle_periods", "idle.remove(self._next_period)", "pass"),

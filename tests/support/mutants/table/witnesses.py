@@ -67,6 +67,23 @@ MUTANTS = (
         unexplored="its check of bounds looks at the counter before the change",
     ),
     CHAIN.mutant(
+        "two-marks-of-one-name",
+        "two grants that are confirmed at once replace the same mark",
+        Edit("MarkChain._replace", "list(first.values())", "replacements"),
+        Edit("MarkChain._replace", "each.name in replaced and first[each.name] is each", "each.name in replaced"),
+        unexplored="no node confirms two grants of a counter at once",
+    ),
+    Place("P1", "idalloc_server.domain.witness.gaps").mutant(
+        "gaps-without-a-direction",
+        "a grant of a descending sequence that is longer than a gap is confirmed out of it",
+        Edit(
+            "take_from_gap",
+            "(ids.before - gap.before) * step >= 0 and (gap.last - ids.last) * step >= 0",
+            "ids.before >= gap.before and gap.last >= ids.last",
+        ),
+        unexplored="no two grants of its descending sequence overlap",
+    ),
+    CHAIN.mutant(
         "mark-of-another-direction-moves",
         "a sequence of another direction replaces the mark",
         Edit("MarkChain.raise_to", "seen.step * reached.step > 0", "True"),

@@ -68,6 +68,38 @@ async def test_an_advance_after_a_restore_is_enough(nodes: Nodes, store: MemoryS
     assert {period for period, *_ in nodes.issued} == {"2023-11-14", "2023-11-15"}
 
 
+async def test_a_used_day_keeps_its_mark(nodes: Nodes, store: MemoryStore) -> None:
+    """P1, P3: a day that was opened early and used does not start over after a restore."""
+    await nodes.run(100)
+    backup = store.back_up()
+    await nodes.run(LEAD - 100 + 10)
+    last = max(first for period, _, first in nodes.issued if period == "2023-11-15")
+    store.restore(backup)
+    await nodes.advance(last - 1)
+    assert await nodes.run(2) == 10  # of the node that saw the advance
+    await nodes.advance(5_000)
+    await nodes.run(2)
+    issued = Counter((period, first) for period, _, first in nodes.issued)
+    assert set(issued.values()) == {1}
+    assert max(issued) > ("2023-11-15", 5_000)
+
+
+async def test_nodes_open_the_next_day_at_moments_of_their_own(
+    nodes: Nodes, store: MemoryStore, clock: FakeClock
+) -> None:
+    """P10: the nodes of a cluster do not all write the next period's counter at once."""
+    nodes.allocators = [Allocator(store, clock, CONFIG, part.__mul__) for part in (b"\x00", b"\x80", b"\xff")]
+
+    def opened() -> int:
+        return [call.arguments[0] for call in store.calls_of("open_period")].count("s\x1f2023-11-15")
+
+    counts = []
+    for seconds in (LEAD - 280, 30, 45, 45):
+        await nodes.run(seconds)
+        counts.append(opened())
+    assert counts == [0, 1, 2, 3]
+
+
 async def test_a_replaced_sequence_has_one_counter(nodes: Nodes, store: MemoryStore) -> None:
     """P1: a sequence without a reset that replaced a daily one has no counter of a period."""
     await nodes.run(LEAD - 30)

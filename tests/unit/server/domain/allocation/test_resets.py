@@ -162,6 +162,24 @@ async def test_a_new_generation_applies_to_an_unopened_period(
     assert (await nodes[0].issue("s", 1)).generation == 2
 
 
+async def test_ids_that_a_change_overtook_are_not_issued(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    """P5, P9: ids of a period that were granted before a change that the node saw are burned."""
+    await issue(nodes[0], 1)
+    gate = store.hold("grant")
+    call = asyncio.create_task(nodes[0].issue("s", 500))
+    await settle()
+    await revise(store)
+    clock.advance(CONFIG.lease_ttl / 2)
+    await nodes[0].proof("s")  # renews the lease of the sequence only
+    await settle()
+    assert (await nodes[0].proof("s")).generation == 2
+    gate.set()
+    assert (await call).generation == 2
+    assert nodes[0].burned.by_cause[BurnCause.GENERATION] >= 500
+
+
 async def test_without_a_lease_proof_nothing_is_issued(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:

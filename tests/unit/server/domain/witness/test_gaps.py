@@ -1,11 +1,12 @@
 """The gaps of a mark: each id leaves them once."""
 
+import asyncio
 import os
 
-from hypothesis import given, strategies
+from hypothesis import example, given, strategies
 
 from idalloc_server.domain.store.records import Mark
-from idalloc_server.domain.witness.chain import MarkChain
+from idalloc_server.domain.witness.chain import MarkChain, WitnessOvertaken
 from idalloc_server.domain.witness.gaps import Gap, format_gaps, parse_gaps, take_from_gap
 from tests.support.fake_witness import MemoryWitness
 
@@ -48,18 +49,42 @@ async def test_gaps_past_a_lowered_mark_are_left_out() -> None:
     assert witness.marks["down"].gaps == "-10:-20"
 
 
+async def test_two_marks_of_one_name_in_a_batch_are_one() -> None:
+    """P1: of two grants of the same ids that are confirmed at once, one is issued."""
+    seen = Mark(1, 10, 1, "seen")
+    witness = MemoryWitness(marks={"s": seen})
+    chain = MarkChain(witness, 40.0, os.urandom)
+    confirmed = await asyncio.gather(
+        *(chain.append("s", seen, 10, Mark(1, 20, 1)) for _ in range(2)), return_exceptions=True
+    )
+    assert [type(each) for each in confirmed] == [type(None), WitnessOvertaken]
+    assert [len(call.arguments[0]) for call in witness.calls_of("replace")] == [1]  # type: ignore[arg-type]
+
+
+async def test_a_mark_keeps_its_direction() -> None:
+    """P1: a newer sequence that counts the other way does not replace the mark of issued ids."""
+    seen = Mark(1, 5, 1, "seen")
+    witness = MemoryWitness(marks={"s": seen})
+    chain = MarkChain(witness, 40.0, os.urandom)
+    assert await chain.raise_to("s", seen, Mark(2, 100, -1), counts=True)
+    assert witness.marks["s"] == seen
+    assert await chain.raise_to("s", seen, Mark(2, 100, 1), counts=True)
+    assert witness.marks["s"].value == 100
+
+
 @given(
     strategies.sampled_from([1, -1, 3, -7]),
-    strategies.lists(strategies.tuples(strategies.integers(0, 60), strategies.integers(1, 6)), max_size=40),
+    strategies.lists(strategies.tuples(strategies.integers(0, 60), strategies.integers(1, 30)), max_size=40),
 )
+@example(-1, [(5, 30)])
 def test_no_id_is_taken_twice(step: int, grants: list[tuple[int, int]]) -> None:
-    """P1: no id is taken out of the gaps twice, and none that was not in a gap."""
+    """P1: an id is taken out of the gaps once, and none that was in no gap, in both directions."""
     gaps = [Gap(10 * step, 30 * step), Gap(40 * step, 50 * step)]
     left = {*range(11, 31), *range(41, 51)}
     for before, count in grants:
         rest = take_from_gap(gaps, Gap(before * step, (before + count) * step), step)
+        ids = set(range(before + 1, before + count + 1))
+        assert (rest is not None) == (ids <= left)
         if rest is not None:
-            ids = set(range(before + 1, before + count + 1))
-            assert ids <= left
             gaps = parse_gaps(format_gaps(rest))
             left -= ids
