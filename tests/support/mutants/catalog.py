@@ -12,10 +12,24 @@ from tests.support.mutants.table import (
     marks,
     request_ids,
     reserves,
+    rpc,
     witnesses,
 )
 
-_TABLES = (leases, counters, reserves, marks, changes, imports, request_ids, doc_ids, witnesses, identities, joined)
+_TABLES = (
+    leases,
+    counters,
+    reserves,
+    marks,
+    changes,
+    imports,
+    request_ids,
+    doc_ids,
+    witnesses,
+    identities,
+    joined,
+    rpc,
+)
 _ALL = [mutant for table in _TABLES for mutant in table.MUTANTS]
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

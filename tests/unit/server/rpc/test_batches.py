@@ -28,7 +28,7 @@ ENDS = st.sampled_from(["reply", "deadline", "cancel"])
 Ids = list[tuple[str, int]]
 
 
-def _status(error: Exception) -> Status:
+def status_of(error: Exception) -> Status:
     assert isinstance(error, Refusal)
     return from_refusal(error)
 
@@ -69,7 +69,7 @@ class Callers:
         [outcome] = await asyncio.gather(waiting, return_exceptions=True)
         if isinstance(outcome, asyncio.CancelledError):
             return
-        reply = batch.reply(_status)
+        reply = batch.reply(status_of)
         assert len(reply.results) == len(requests)
         for (name, _), result in zip(requests, reply.results, strict=True):
             if result.HasField("response"):
@@ -121,5 +121,5 @@ async def test_requests_from_the_lease_need_no_wait() -> None:
     with pytest.raises(StopIteration):
         batch.wait(None).send(None)
     assert asyncio.all_tasks() == tasks
-    reply = batch.reply(_status)
+    reply = batch.reply(status_of)
     assert [each.response.range.first_id for each in reply.results] == list(range(3, 13))
