@@ -8,11 +8,12 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Burn, BurnCause, BurnedIds
+from idalloc_server.domain.errors import GrantLost
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.sequence import Reset, Sequence
 from idalloc_server.telemetry import logs
-from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.paths import ROOT
 from tests.support.sequence_allocators import CONFIG, make
 from tests.support.waiting import settle
@@ -99,6 +100,13 @@ class TestBurning:
         [(name, of, cause, count)] = new(allocator.burned)
         assert (name, of, cause) == ("invoices", period, BurnCause.EXPIRED)
         assert count == allocator.burned.by_cause[BurnCause.EXPIRED] > 0
+
+    async def test_a_lost_grant_is_counted_and_repeated(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P9: a grant that the answer to several lacks is burned; its call gets other ids."""
+        make(store, "orders", Sequence())
+        store.next("grant", Fault(error=GrantLost("orders", "it is missing")))
+        assert (await allocator.issue("orders", 5)).first_id == 6
+        assert new(allocator.burned) == [("orders", "", BurnCause.UNKNOWN_OUTCOME, 5)]
 
     @pytest.mark.parametrize("reset", [Reset.NEVER, Reset.YEARLY])
     async def test_the_date_in_texts_is_no_period(
