@@ -1,6 +1,7 @@
 """The mutants of ``make mutants``: each edit finds its place, and changes the import only."""
 
 import ast
+import asyncio
 import importlib
 import re
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from tests.support.exploration.scenarios import SCENARIOS
+from tests.support.mutants import __main__, happy_path
 from tests.support.mutants.catalog import MUTANTS
 from tests.support.mutants.edit import Edit, Mutant, PlaceError, check, edited, install
-from tests.support.mutants.killers import KILLERS, Killer, Verdict, run
+from tests.support.mutants.killers import HAPPY_PATH, KILLERS, Killer, Verdict, run
 from tests.support.mutants.results_page import page
 
 SOURCE = '''
@@ -116,6 +119,30 @@ def test_a_killer_that_ends_otherwise_has_no_result(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     verdict = run(Killer("killing", lambda _: ("killing",), 2.0 if "Event" in code else 60.0), None)
     assert (verdict.killed, verdict.is_broken, verdict.note.strip()) == (killed, is_broken, note)
+
+
+def test_the_happy_path_needs_the_code_that_is_edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The happy path passes, and fails if a function that it uses has an error."""
+    asyncio.run(happy_path.run())
+    monkeypatch.delattr(SequenceAllocator, "_check_period")
+    with pytest.raises(AttributeError, match="_check_period"):
+        asyncio.run(happy_path.run())
+
+
+def test_a_mutant_without_the_happy_path_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An edit that breaks the happy path is an error of the table: no killer runs under it."""
+
+    def run_broken(killer: Killer, mutant: Mutant | None) -> Verdict:
+        assert killer is HAPPY_PATH
+        return Verdict(None, "NameError", is_broken=True) if mutant else Verdict(False)
+
+    name = next(iter(MUTANTS))
+    monkeypatch.setattr(__main__, "run", run_broken)
+    monkeypatch.setattr(sys, "argv", ["mutants", name])
+    assert __main__.main() == 2
+    assert f"{name}: NameError" in capsys.readouterr().err
 
 
 def test_the_page_shows_each_verdict() -> None:

@@ -1,8 +1,8 @@
 """Runs each mutant against each killer; ``make mutants`` does.
 
 The exit code is 1 if a mutant survives all killers, and 2 if there is no result: the place of an
-edit does not exist, a killer fails without a mutant, or a killer ends in another way than by
-finding a mutant or nothing.
+edit does not exist, the happy path fails under a mutant, a killer fails without a mutant, or a
+killer ends in another way than by finding a mutant or nothing.
 """
 
 import argparse
@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.support.mutants import results_page
 from tests.support.mutants.catalog import MUTANTS
 from tests.support.mutants.edit import Mutant, PlaceError, check
-from tests.support.mutants.killers import KILLERS, Verdict, run
+from tests.support.mutants.killers import HAPPY_PATH, KILLERS, Verdict, run
 
 # Each killer is a process that uses a core.
 JOBS = 2
@@ -24,7 +25,7 @@ Results = dict[str, dict[str, Verdict]]
 
 
 class NoResultError(Exception):
-    """A killer fails without a mutant, or ends in another way."""
+    """The happy path fails, or a killer fails without a mutant or ends in another way."""
 
 
 def main() -> int:
@@ -63,6 +64,10 @@ def _run_all(mutants: list[Mutant]) -> Results:
     results: Results = {mutant.name: {} for mutant in mutants}
     with ThreadPoolExecutor(JOBS) as pool:
         try:
+            programs = {"no mutant": None, **{mutant.name: mutant for mutant in mutants}}
+            happy = zip(programs, pool.map(partial(run, HAPPY_PATH), programs.values()), strict=True)
+            if unhappy := [f"{name}: {ran.note}" for name, ran in happy if ran.killed or ran.is_broken]:
+                raise NoResultError("\n".join(["the happy path fails under", *unhappy]))
             for killer, alone in zip(KILLERS, pool.map(lambda killer: run(killer, None), KILLERS), strict=True):
                 if alone.killed or alone.is_broken:
                     raise NoResultError(f"{killer.name} fails without a mutant: {alone.note}")

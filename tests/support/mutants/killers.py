@@ -77,6 +77,10 @@ def _exploration(mutant: Mutant | None) -> tuple[str, ...] | None:
     return ("tests.support.exploration", "--brief", "--seconds", "6", *scenarios) if scenarios else None
 
 
+# A mutant must pass it: an edit that fails without a fault, such as with an AttributeError, would
+# count as found by each killer.
+HAPPY_PATH = Killer("happy path", lambda _: ("tests.support.mutants.happy_path",), 60.0)
+
 KILLERS = (
     Killer("exploration", _exploration, 60.0),
     Killer("unit", _unit, 240.0),

@@ -18,7 +18,7 @@ that breaks a promise of the [guarantees](../explanation/guarantees.md), or a me
 
 `make mutants` runs the tests below against each mutant, and writes this page (here on {date} with idalloc {idalloc},
 {machine}, in {minutes:.0f} minutes). It fails if a mutant survives all of them. An edit whose place no longer exists is
-an error, also in `make test`.
+an error, also in `make test`. So is an edit under which a node no longer works when nothing fails.
 
 | Column | What runs under the mutant |
 |---|---|

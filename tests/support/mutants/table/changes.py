@@ -128,7 +128,7 @@ MUTANTS = (
         Edit(
             "SequenceAllocator._validate",
             "return issued",
-            "return issued._replace(period=self._current_period(proof.sequence))",
+            "return issued._replace(period=self._current_period(proof))",
         ),
         scenarios=("period-end",),
     ),
