@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc.verify._logs import InvalidFile
-from idalloc.verify._runs import MemoryLimits
+from idalloc.verify._spans import MemoryLimits
 from idalloc.verify._verdict import to_json, to_text, verify
 from idalloc_server.auth import access_file
 from idalloc_server.backup import export_file

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from idalloc.cli import main
-from idalloc.verify._runs import MemoryLimits
+from idalloc.verify._spans import MemoryLimits
 from idalloc.verify._verdict import verify
 from tests.support.planted_logs import Planted, PlantedLog
 

@@ -1,7 +1,7 @@
 """Messages of findings: the id, and the records that show it."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -9,8 +9,9 @@ import numpy as np
 
 from idalloc._issued_log.format import DOC_IDS, RISING, SERIAL_OFFSET
 from idalloc.verify._columns import Bits, distance
-from idalloc.verify._files import Exported, Files
-from idalloc.verify._logs import Log, Rows
+from idalloc.verify._extents import Overlap
+from idalloc.verify._files import Files
+from idalloc.verify._logs import Log, Rows, batches
 
 # The records that are kept for each query.
 _MAX_RECORDS = 16
@@ -19,7 +20,7 @@ _MAX_RECORDS = 16
 class Record(NamedTuple):
     """A record of a log."""
 
-    log: int  # the number of its log
+    log: Log
     name: int  # the number of its name
     generation: int
     node: int  # the id of the server process; 0 if unknown
@@ -31,13 +32,13 @@ class Record(NamedTuple):
     request: tuple[int, int]  # the request id as two integers; zeros without one
 
     @classmethod
-    def of(cls, log: int, row: np.void, boot_time: int = 0) -> "Record":
-        """Create a record from a row whose times count from `boot_time`."""
+    def of(cls, log: Log, row: np.void) -> "Record":
+        """Create a record from a row of a log, whose times count from the boot."""
         return cls(
             log,
             id_count=int(row["count"]),
-            asked=int(row["asked"]) + boot_time,
-            answered=int(row["answered"]) + boot_time,
+            asked=int(row["asked"]) + log.boot_time,
+            answered=int(row["answered"]) + log.boot_time,
             request=(int(row["request_head"]), int(row["request_tail"])),
             **{field: int(row[field]) for field in ("name", "generation", "node", "first", "step")},
         )
@@ -47,33 +48,33 @@ class Record(NamedTuple):
         return self.first + (self.id_count - 1) * self.step
 
 
-class Query(NamedTuple):
-    """A query for the records that have an id."""
+@dataclass(eq=False, slots=True)
+class Query:
+    """A query for the first records that have an id."""
 
     name: int  # the number of the id's name
     number: int
     matches: Callable[[Log, Rows], Bits] | None = None  # selects rows of a log; None selects all
+    records: list[Record] = field(default_factory=list)  # found
+
+    def search(self, log: Log, rows: Rows) -> None:
+        """Add records of a log."""
+        missing = _MAX_RECORDS - len(self.records)
+        if not missing:
+            return
+        some = rows[rows["name"] == self.name]
+        some = some[(some["count"] > 0) & (some["step"] != 0)]
+        if self.matches is not None:
+            some = some[self.matches(log, some)]
+        self.records += [Record.of(log, row) for row in some[_has_id(some, self.number)][:missing]]
 
 
-def look_up(logs: Iterable[Log], queries: list[Query], max_records: int) -> list[list[Record]]:
-    """Read all logs once more, in blocks, and return the first records that match each query."""
-    results: list[list[Record]] = [[] for _ in queries]
-    if not queries:
-        return results
-    for log in logs:
-        log.rewind()
-        while not log.ended:
-            rows = log.read(max_records)
-            for query, records in zip(queries, results, strict=True):
-                if len(records) >= _MAX_RECORDS:
-                    continue
-                some = rows[rows["name"] == query.name]
-                some = some[(some["count"] > 0) & (some["step"] != 0)]
-                if query.matches is not None:
-                    some = some[query.matches(log, some)]
-                for row in some[_has_id(some, query.number)][: _MAX_RECORDS - len(records)]:
-                    records.append(Record.of(log.number, row))
-    return results
+def look_up(logs: Iterable[Log], queries: Sequence[Query], max_records: int) -> None:
+    """Read all logs once more, each in its own order, and answer queries."""
+    for log in logs if queries else ():
+        for rows, _ in batches([log], max_records):
+            for query in queries:
+                query.search(log, rows)
 
 
 def _has_id(rows: Rows, number: int) -> Bits:
@@ -111,30 +112,30 @@ class Messages:
         steps = f" in steps of {record.step}" if record.step != 1 and record.id_count > 1 else ""
         ids = f"{first}…{last}{steps}" if record.id_count != 1 else f"{first}"
         times = f"asked {_time(record.asked)}, answered {_time(record.answered)}"
-        return f"{ids} in {self._files.logs[record.log].path} ({times})"
+        return f"{ids} in {record.log.path} ({times})"
 
-    def duplicate(self, name: int, number: int, records: list[Record]) -> str:
+    def duplicate(self, twice: Query) -> str:
         """Return the message for an id that was issued twice."""
-        others = [each for each in records[1:] if not _is_retry(each, records[0])]
-        shown = [*records[:1], *others[:1]]
-        return f"{self.identifier(name, number)} was issued twice: " + "; ".join(map(self.record, shown))
+        shown = twice.records[:1]
+        shown += [each for each in twice.records[1:] if not _is_retry(each, shown[0])][:1]
+        return f"{self.identifier(twice.name, twice.number)} was issued twice: " + "; ".join(map(self.record, shown))
 
-    def out_of_order(self, late: Record, records: list[Record]) -> str:
+    def out_of_order(self, late: Record, ahead: Query) -> str:
         """Return the message for a record that was asked for after a later id was answered."""
         start = self.identifier(late.name, late.first)
         text = f"{start} is out of order: it was asked for after the same or a later id was answered"
-        return "; ".join([f"{text}: {self.record(late)}", *map(self.record, records[:1])])
+        return "; ".join([f"{text}: {self.record(late)}", *map(self.record, ahead.records[:1])])
 
-    def overlap(self, name: int, generations: tuple[int, int], numbers: tuple[int, int], records: list[Record]) -> str:
+    def overlap(self, overlap: Overlap, older: Query, newer: Query) -> str:
         """Return the message for a generation that does not follow an older one."""
-        older, newer = generations
-        last, number = numbers
-        identifier = self.identifier(name, number)
-        text = f"{identifier} of generation {newer} is out of order: generation {older} has {last}"
-        return "; ".join([text, *map(self.record, records)])
+        identifier = self.identifier(overlap.name, overlap.first)
+        text = (
+            f"{identifier} of generation {overlap.newer} is out of order: generation {overlap.older} has {overlap.last}"
+        )
+        return "; ".join([text, *map(self.record, older.records[:1] + newer.records[:1])])
 
     def beyond_export(self, record: Record) -> str:
-        exported = self._files.exported or Exported()
+        exported = self._files.exported
         text = self._files.names.text(record.name)
         if record.name & 1:
             start = exported.claims.get(int(text[:4], 16))
@@ -145,25 +146,23 @@ class Messages:
         return f"{self.identifier(record.name, record.last)} is beyond {limit}: {self.record(record)}"
 
     def malformed(self, record: Record, why: str) -> str:
-        return f"{self._files.logs[record.log].path}: {why}: {self.record(record)}"
+        return f"{record.log.path}: {why}: {self.record(record)}"
 
 
-def answered_before(late: Record, of: Log, node: int | None) -> Callable[[Log, Rows], Bits]:
+def answered_before(late: Record, node: int) -> Callable[[Log, Rows], Bits]:
     """Return a selector of records that were answered before another one was asked for.
 
     Args:
         late: The other record.
-        of: The other record's log.
-        node: The server process of the records; None for any, in sequences that rise over all
-            nodes.
+        node: The server process of the records; 0 for any, in sequences that rise over all nodes.
     """
+    asked = late.asked - late.log.boot_time
 
     def matches(log: Log, rows: Rows) -> Bits:
-        if log is not of and (log.boot_id != of.boot_id or not of.boot_id):
+        if log is not late.log and (log.boot_id != late.log.boot_id or not log.boot_id):
             return np.zeros(len(rows), np.bool_)
-        before = rows["answered"] - log.boot_time < late.asked - of.boot_time
-        chosen = before & ((rows["request_head"] | rows["request_tail"]) == 0)
-        if node is None:
+        chosen = (rows["answered"] < asked) & ((rows["request_head"] | rows["request_tail"]) == 0)
+        if node == 0:
             chosen &= rows["flags"] & RISING != 0
         else:
             chosen &= (rows["node"] == node) | (rows["flags"] & DOC_IDS != 0)

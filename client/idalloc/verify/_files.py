@@ -9,12 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from idalloc._issued_log.format import MAGIC
-from idalloc.verify._binary_log import open_binary_log
-from idalloc.verify._json_log import open_json_log
-from idalloc.verify._logs import MAX_MESSAGES, InvalidFile, Log, TruncatedHeader
-from idalloc.verify._names import Names, sequence_name
-from idalloc.verify._strict_json import parse
+from idalloc.verify._logs import MAX_MESSAGES, InvalidFile, Log, TruncatedHeader, open_log
+from idalloc.verify._parsing import Names, parse, sequence_name
 
 # A node's log may begin with other lines, such as a library's warning: the kind is in one of this
 # many lines.
@@ -35,6 +31,7 @@ _MAX_PREFIX = 65_535
 class Exported:
     """The content of all exports."""
 
+    files: int = 0  # the number of exports
     # The last values of each name's counter, one for each export; empty for an unused counter.
     last_values: dict[str, list[int]] = field(default_factory=dict)
     timestamps: set[str] = field(default_factory=set)  # the sequences whose ids are timestamps
@@ -48,7 +45,7 @@ class Files:
 
     names: Names = field(default_factory=Names)
     logs: list[Log] = field(default_factory=list)
-    exported: Exported | None = None  # the content of the exports; None without any
+    exported: Exported = field(default_factory=Exported)
     # The burned ids in logs of nodes, by name and cause.
     burned: dict[str, Counter[str]] = field(default_factory=dict)
     malformed: int = 0  # the number of malformed places in files that are not in `logs`
@@ -90,7 +87,7 @@ def _add(path: Path, files: Files) -> None:
     if not path.is_file():
         raise InvalidFile(f"{path}: is not a regular file")
     try:
-        log = _open_log(path, len(files.logs), files.names)
+        log = open_log(path, len(files.logs), files.names)
     except TruncatedHeader as error:
         files.add_malformed(str(error))
         return
@@ -101,28 +98,12 @@ def _add(path: Path, files: Files) -> None:
         first = next(filter(None, map(_parse_leniently, islice(_lines(file), _FIRST_LINES))), {})
         file.seek(0)
         if "idalloc_export" in first:
-            files.exported = files.exported or Exported()
+            files.exported.files += 1
             _read_export(path, file, files.exported)
         elif "event" in first:
             _read_node_log(path, file, files)
         else:
             raise InvalidFile(f"{path}: is not a log of issued ids, an export or a node's log")
-
-
-def _open_log(path: Path, number: int, names: Names) -> Log | None:
-    """Open a log in either format; None if the file is not a log.
-
-    Raises `TruncatedHeader` and `InvalidFile`.
-    """
-    magic = MAGIC[:-1]
-    with path.open("rb") as file:
-        begin = file.read(len(magic))
-        if len(begin) < len(magic) and magic.startswith(begin):
-            raise TruncatedHeader(path)
-        if begin == magic:
-            return open_binary_log(path, number, names, file)
-        file.seek(0)
-        return open_json_log(path, number, names, file)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

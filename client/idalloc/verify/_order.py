@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from idalloc.verify._columns import Bits, Ints, argsort, pack, running_max
+from idalloc.verify._columns import Bits, Ints, argsort, factorize_rows, pack, running_max
 
 
 class Calls(NamedTuple):
@@ -32,11 +32,19 @@ class OrderChecker:
 
     def __init__(self, max_calls: int) -> None:
         self._max_calls = max_calls
+        self._numbers: dict[tuple[int, ...], int] = {}
         self._until = -1  # the last reply of the calls that are not kept
         self._reach = np.empty(0, np.int64)  # the furthest id of those calls, by group
         self._known = np.empty(0, np.bool_)  # whether a group has such calls
         none = np.empty(0, np.int64)
         self._recent = Calls(group=none, asked=none, answered=none, back=none, front=none)
+
+    def groups(self, *keys: Ints) -> Ints:
+        """Return the number of each row's group, which is the same in all batches."""
+        examples, codes = factorize_rows(*keys)
+        rows = zip(*(key[examples].tolist() for key in keys), strict=True)
+        numbers = [self._numbers.setdefault(row, len(self._numbers)) for row in rows]
+        return np.array(numbers, np.int64)[codes]
 
     def check(self, calls: Calls) -> tuple[Bits, Ints]:
         """Check a batch.
@@ -75,7 +83,8 @@ class OrderChecker:
         doubtful = doubtful[doubtful >= 0]
         at = np.searchsorted(ends, begins[doubtful], side="left") - 1
         also = (at >= 0) & (groups[at] == calls.group[doubtful]) & (reach[at] >= calls.back[doubtful])
-        doubtful, at = doubtful[also], at[also]
+        doubtful = doubtful[also]
+        at = at[also]
         furthest[doubtful] = np.where(wrong[doubtful], np.maximum(furthest[doubtful], reach[at]), reach[at])
         wrong[doubtful] = True
 

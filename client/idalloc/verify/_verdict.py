@@ -1,17 +1,18 @@
 """Verifies files, and reports the result as JSON and as text."""
 
+import re
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from idalloc._core.text import escaped
+from idalloc.verify._extents import Extent, ExtentKey, expected_ids
 from idalloc.verify._files import Files, read_files
 from idalloc.verify._logs import InvalidFile
-from idalloc.verify._proof import Extent, ExtentKey, Findings, Proof
-from idalloc.verify._runs import MemoryLimits
+from idalloc.verify._proof import Findings, Proof
+from idalloc.verify._spans import MemoryLimits
 
 
 @dataclass
@@ -66,11 +67,8 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
         proof.run()
     except OSError as error:  # of a log, or of the temporary folder
         raise InvalidFile(f"the files cannot be read to their end: {error}") from error
-    by_name: defaultdict[int, list[tuple[ExtentKey, Extent]]] = defaultdict(list)
-    for key, extent in proof.extents.items():
-        if not key.name & 1:
-            by_name[key.name].append((key, extent))
-    sequences = [_sequence_stats(files, name, proof.ids[name], extents) for name, extents in by_name.items()]
+    extents = proof.extents.by_sequence()
+    sequences = [_sequence_stats(files, name, proof.ids[name], extents[name]) for name in extents]
     return Verdict(
         logs=len(files.logs),
         records=proof.records,
@@ -81,43 +79,29 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
         stall=proof.stall / 1e9,
         seconds=time.monotonic() - start,
         truncated=[log.path for log in files.logs if log.truncated],
-        exported=files.exported is not None,
+        exported=files.exported.files > 0,
     )
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:
-    findings = verdict.findings
+    findings = asdict(verdict.findings)
+    messages = findings.pop("messages")
     return {
         "logs": verdict.logs,
         "records": verdict.records,
         "ids": verdict.ids,
-        "findings": {
-            "duplicates": findings.duplicates,
-            "outOfOrder": findings.out_of_order,
-            "beyondExport": findings.beyond_export,
-            "malformed": findings.malformed,
-        },
-        "messages": findings.messages,
-        "sequences": [
-            {
-                "sequence": stats.sequence,
-                "period": stats.period,
-                "ids": stats.ids,
-                "ranges": stats.ranges,
-                "first": stats.first,
-                "last": stats.last,
-                "lastValue": stats.last_value,
-                "missing": stats.missing,
-                "burned": stats.burned,
-                "unattributed": stats.unattributed,
-            }
-            for stats in verdict.sequences
-        ],
+        "findings": _camel_case(findings),
+        "messages": messages,
+        "sequences": [_camel_case(asdict(stats)) | {"unattributed": stats.unattributed} for stats in verdict.sequences],
         "docIds": verdict.doc_ids,
         "longestStallSeconds": round(verdict.stall, 6),
         "seconds": round(verdict.seconds, 3),
         "truncated": [str(path) for path in verdict.truncated],
     }
+
+
+def _camel_case(fields: dict[str, Any]) -> dict[str, Any]:
+    return {re.sub("_(.)", lambda match: match[1].upper(), name): value for name, value in fields.items()}
 
 
 def to_text(verdict: Verdict) -> str:
@@ -163,42 +147,27 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _sequence_stats(files: Files, name: int, ids: int, extents: list[tuple[ExtentKey, Extent]]) -> SequenceStats:
-    exported = files.exported
+def _sequence_stats(files: Files, name: int, ids: int, extents: dict[ExtentKey, Extent]) -> SequenceStats:
     sequence, period = files.names.parts(name)
     text = files.names.text(name)
-    down = extents[0][0].step < 0
-    low = min(each.low for _, each in extents)
-    high = max(each.high for _, each in extents)
-    first, last = (high, low) if down else (low, high)
-    values = exported.last_values.get(text) if exported else None
+    down = next(iter(extents)).step < 0
+    low = min(each.low for each in extents.values())
+    high = max(each.high for each in extents.values())
+    last = low if down else high
+    values = files.exported.last_values.get(text)
     last_value = (min(values) if down else max(values)) if values else None
     missing = 0
-    if exported is None or sequence not in exported.timestamps:
+    if sequence not in files.exported.timestamps:
         end = last if last_value is None else last_value
-        missing = max(0, _expected(extents, end, down=down) - ids)
+        missing = max(0, expected_ids(extents, end, down=down) - ids)
     return SequenceStats(
         sequence=sequence,
         period=period,
         ids=ids,
-        ranges=sum(each.records for _, each in extents),
-        first=first,
+        ranges=sum(each.records for each in extents.values()),
+        first=high if down else low,
         last=last,
         last_value=last_value,
         missing=missing,
         burned=dict(sorted(files.burned.get(text, {}).items())),
     )
-
-
-def _expected(extents: list[tuple[ExtentKey, Extent]], end: int, *, down: bool) -> int:
-    """Return how many ids lie on the lattices, from the first id to the end."""
-    spans = sorted(
-        ((~each.high, ~each.low) if down else (each.low, each.high)) + (abs(key.step),) for key, each in extents
-    )
-    count = 0
-    reach = spans[0][0] - 1
-    for low, high, step in spans:
-        # A gap between two generations counts in steps of the later one.
-        count += max(0, low - reach - 1) // step + (high - low) // step + 1
-        reach = max(reach, high)
-    return count + max(0, (~end if down else end) - reach) // spans[-1][2]

@@ -12,7 +12,7 @@ import pytest
 
 from idalloc.cli import main
 from idalloc.verify._logs import InvalidFile
-from idalloc.verify._runs import MemoryLimits
+from idalloc.verify._spans import MemoryLimits
 from idalloc.verify._verdict import verify
 from tests.support.planted_logs import Planted, PlantedLog, checked
 

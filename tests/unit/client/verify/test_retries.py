@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc.verify._runs import MemoryLimits
+from idalloc.verify._spans import MemoryLimits
 from tests.support.planted_logs import Planted, PlantedLog
 from tests.support.verify_command import findings_of
 
