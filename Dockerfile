@@ -6,7 +6,9 @@ COPY requirements/server.txt requirements/
 RUN /opt/idalloc/bin/pip install --require-hashes --requirement requirements/server.txt
 COPY LICENSE README.md pyproject.toml ./
 COPY client client
+COPY protos protos
 COPY server server
+COPY third_party third_party
 RUN /opt/idalloc/bin/pip install --no-deps --no-build-isolation .
 
 FROM python:3.14-slim

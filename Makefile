@@ -23,7 +23,8 @@ protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
 go_checks := golang.org/x/exp/cmd/apidiff honnef.co/go/tools/cmd/staticcheck
 go_messages := idallocv1 xprotocolv1
-generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
+generated := idalloc/v1 idalloc/xprotocol/v1
+descriptors := idalloc/protos/idalloc.binpb
 go_tools := helm.sh/helm/v3/cmd/helm@v3.19.0 github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
   --proto_path=protos --proto_path=third_party/googleapis
@@ -159,26 +160,24 @@ bench-envoy: .venv/ready ## measure native behind Envoy beside grpcio, both with
 	$(bin)/python -m bench.proxy $(ARGS)
 
 gen: generated ## write the code of the protos: Python, and Go if Go is installed
-	@rm -rf $(generated:%=client/%/*_pb2*) client/idalloc/protos
+	@rm -rf $(generated:%=client/%/*_pb2*)
 	@cp -R .build/gen/idalloc client
 	@if [ -d .build/gen/go ]; then cp -R .build/gen/go client; fi
 
 .SECONDEXPANSION:
 gen-check: $$(if $$(generator),generated) ## check that the generated code matches the protos
-	@$(if $(generator),,echo 'gen-check did not run: $(no_generator)' >&2; exit;) ($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) \
+	@$(if $(generator),,echo 'gen-check did not run: $(no_generator)' >&2; exit;) ($(foreach package,$(generated) $(descriptors),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) \
 	  if [ -d .build/gen/go ]; then for package in $(go_messages); do \
 	  diff -rq -x service_config.go .build/gen/go/$$package client/go/$$package || exit 1; done; fi) \
 	  || { echo 'The generated code does not match the protos: run `make gen`.' >&2; exit 1; }
 
-# In .build/gen: code and stubs of all protos, the retry policy for the client to read, and what `idalloc protos` writes.
+# In .build/gen: code and stubs of all protos, the retry policy for the client to read, and the descriptor set that `idalloc protos` writes.
 generated: .venv-gen/ready .venv/ready
-	@rm -rf .build/gen && mkdir -p $(generated:%=.build/gen/%)
+	@rm -rf .build/gen && mkdir -p $(dir $(generated:%=.build/gen/%/) .build/gen/$(descriptors))
 	@$(protoc) --python_out=.build/gen --mypy_out=quiet:.build/gen $(protos)
 	@$(protoc) --grpc_python_out=.build/gen --mypy_grpc_out=quiet:.build/gen $(services)
 	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/v1/
-	@$(bin)/buf export protos --output .build/gen/idalloc/protos
-	@$(bin)/buf build protos --output .build/gen/idalloc/protos/idalloc.binpb
-	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/protos/idalloc/v1/
+	@$(bin)/buf build protos --output .build/gen/$(descriptors)
 	@if (cd scripts/go && go tool protoc-gen-go --version) >/dev/null 2>&1; then $(bin)/buf generate --template protos/buf.gen.go.yaml --output .build/gen protos \
 	  && cp protos/idalloc/v1/service_config.json .build/gen/go/idallocv1/; \
 	  else echo 'Without the Go of scripts/go/go.mod, the messages in client/go are neither written nor checked.' >&2; fi

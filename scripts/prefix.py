@@ -54,7 +54,8 @@ def main(arguments: list[str]) -> None:
     # At once, so that no value is replaced again; a longer text first, if another one begins it.
     texts = re.compile("|".join(map(re.escape, sorted(replacements, key=len, reverse=True))))
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for file in (ROOT / each for each in listed.split("\0") if each and not each.endswith(GENERATED)):
+    files = [ROOT / each for each in listed.split("\0") if each and not each.endswith(GENERATED)]
+    for file in (each for each in files if not each.is_symlink()):
         old = file.read_bytes()
         new = texts.sub(lambda found: replacements[found[0]], old.decode(errors="surrogateescape"))
         if new.encode(errors="surrogateescape") != old:

@@ -1,6 +1,7 @@
 """What the archives of a release contain, and which version they have."""
 
 import json
+import os
 import tarfile
 import tomllib
 import zipfile
@@ -38,7 +39,8 @@ def test_the_sdist_has_what_the_wheel_is_built_from(python_dist: list[Path]) -> 
 
 def files_in(folder: Path) -> list[Path]:
     """Return the files of a package, without compiled ones."""
-    return [each for each in folder.rglob("*") if each.is_file() and each.suffix != ".pyc"]
+    found = [Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names]
+    return [each for each in found if each.suffix != ".pyc"]
 
 
 @pytest.mark.parametrize("file", ["package.json", "package-lock.json"])

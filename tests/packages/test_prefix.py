@@ -40,7 +40,7 @@ def clone(tmp_path: Path) -> Path:
     for file in filter(None, listed.split("\0")):
         if (ROOT / file).exists():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, folder / file)
+            shutil.copy2(ROOT / file, folder / file, follow_symlinks=False)
     run(folder, "git", "init", "--quiet")
     run(folder, "git", "add", "--all")
     for venv in (".venv", ".venv-gen"):

@@ -1,5 +1,6 @@
 """`idalloc protos`: the contract as files, for clients in other languages."""
 
+import os
 import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -25,7 +26,9 @@ def protos(
     """
     with as_file(files("idalloc") / "protos") as source:
         written = []
-        for file in sorted(each for each in source.rglob("*") if each.is_file()):
+        # In a clone, folders of the package are links to those of the repository.
+        found = [Path(parent, name) for parent, _, names in os.walk(source, followlinks=True) for name in names]
+        for file in sorted(found):
             target = folder / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
