@@ -77,7 +77,9 @@ cancelled caller. `make test` runs each scenario with 0 more, `make test-long` w
 
 
 def write(file: Path, name: str, reports: list[Any]) -> None:
-    """Update the page with one test's results; the JSON file beside it keeps all latest results.
+    """Update the page with one test's results.
+
+    The JSON file beside it keeps the latest results of all tests, a line each.
 
     Args:
         name: The test's node id, which is its key in the JSON file.
@@ -99,7 +101,8 @@ def write(file: Path, name: str, reports: list[Any]) -> None:
         "skipped": skipped,
         "failed": failed,
     }
-    kept.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    lines = (f"{json.dumps(each)}: {json.dumps(result, ensure_ascii=False)}" for each, result in results.items())
+    kept.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     file.write_text(page(results))
 
 
