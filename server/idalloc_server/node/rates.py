@@ -7,8 +7,6 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.clock import Clock
 from idalloc_server.node.change import Workers
 
-# The most counters of a question to the other processes: an answer must fit into a message.
-MAX_COUNTERS = 250
 # The longest wait for the other processes, and how long their rates are used.
 ANSWER_SECONDS = 0.5
 FRESH_SECONDS = 1.0
@@ -39,8 +37,6 @@ class ServerRates:
             self._others = {}
             self._since = self.clock.boot()
         others = self._others  # another call may replace it during the wait
-        unknown = [name for name in counters if name not in others]
-        for start in range(0, len(unknown), MAX_COUNTERS):
-            asked = unknown[start : start + MAX_COUNTERS]
-            others |= {**dict.fromkeys(asked, 0.0), **await self.workers.other_rates(asked)}
+        if unknown := [name for name in counters if name not in others]:
+            others |= {**dict.fromkeys(unknown, 0.0), **await self.workers.other_rates(unknown)}
         return {name: own.get(name, 0.0) + others.get(name, 0.0) for name in counters}
