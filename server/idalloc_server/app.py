@@ -224,4 +224,4 @@ class _Node:
         self.rpc.calls.failed.log()
         if await self.mode.wait_all_drained() and in_time:
             await self.issuers.release_prefix()  # All workers hold it under one name.
-        self.mode.report_final_counts(self.report.final_counts())
+        self.mode.report_end(self.report)

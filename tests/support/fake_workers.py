@@ -11,13 +11,12 @@ from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.worker_process import WorkerProcess
 
 SECONDS = 10.0
-# The steps of the start, the stop and a turn: ``expect`` skips none of them.
+# The steps of the start and the stop: ``expect`` skips none of them.
 STEPS = (
     messages.Serve,
     messages.Stop,
     messages.AllClosed,
     messages.Exit,
-    messages.Turn,
     messages.AuthenticationRequired,
 )
 
@@ -36,7 +35,7 @@ class FakeWorker:
         self.received: list[Message] = []
 
     async def expect(self, kind: type[M]) -> M:
-        """Return the next message of a type; no other step of start, stop or turn may precede."""
+        """Return the next message of a type; no other step of start or stop may precede."""
         while True:
             message = await asyncio.wait_for(self.pipe.receive(), SECONDS)
             assert message is not None
@@ -48,19 +47,19 @@ class FakeWorker:
     async def serve(self) -> Mapping[str, Any]:
         """Start as a worker does; return its settings."""
         self.start = await self.expect(messages.Start)
-        self.pipe.send(messages.Ready(0, {}))
+        self.pipe.send(messages.Ready({}))
         await self.expect(messages.Serve)
         self.pipe.send(messages.Serving("here", "a store", 0))
         return self.start.settings
 
-    async def turn(self, **given: int) -> None:
-        """Ask for a turn; change these settings, or refuse the change if there are none."""
-        self.pipe.send(messages.TurnWanted({}))
-        await self.end_turn(await self.expect(messages.Turn), **given)
+    def ask_change(self, given: Mapping[str, int], *, persist: bool = False) -> None:
+        """Ask for a change of the node."""
+        self.pipe.send(messages.Asked(1, "change", {"given": given, "persist": persist}))
 
-    async def end_turn(self, turn: messages.Turn, **given: int) -> None:
-        """End a turn as ``turn`` does."""
-        self.pipe.send(messages.TurnEnded(turn.turn, given or None))
+    async def change(self, **given: int) -> None:
+        """Change the node."""
+        self.ask_change(given)
+        assert await self.expect(messages.Answered) == messages.Answered(1, "", "")
 
     async def expect_settings(self, **settings: int) -> int:
         """Wait until the supervisor has sent these settings of the node; return their revision."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.settings.persisted import NodeSettingsFile
 
@@ -18,15 +18,10 @@ class Workers(Protocol):
     def other_lease_count(self) -> int:
         """How many leases all other workers held about a second ago."""
 
-    async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
-        """Change this worker as ``DocIdGenerator.change`` does, and then all others.
+    async def change(self, given: Mapping[str, int], persist: bool, timeout: float | None) -> None:
+        """Change this worker as ``DocIdGenerator.change`` does, and all others.
 
-        A failure of this worker ends the change.
-
-        Args:
-            given: The new values, by field.
-            save: See ``DocIdGenerator.change``.
-            timeout: The time that the caller has left, in seconds; None without a deadline.
+        If this worker cannot change, nothing changes. Of concurrent changes the last one wins.
 
         Raises:
             ChangePending: Not all workers changed in time. The change continues, even if the caller
@@ -66,6 +61,6 @@ class NodeChanges:
             self.node_settings.check(given)
             save = self.node_settings.update
         if self.workers is not None:
-            await self.workers.change(given, save, timeout)
+            await self.workers.change(given, persist, timeout)
         else:
             await self.doc_ids.change(**given, save=save)

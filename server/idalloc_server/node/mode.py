@@ -13,7 +13,7 @@ from idalloc_server.node import announcements
 from idalloc_server.node.change import Workers
 from idalloc_server.node.report import NodeReport
 from idalloc_server.settings.persisted import NodeSettingsFile
-from idalloc_server.telemetry.metrics import Counts, log_calls
+from idalloc_server.telemetry.metrics import log_calls
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -99,6 +99,6 @@ class ProcessMode:
         """
         return True
 
-    def report_final_counts(self, counts: Counts) -> None:
+    def report_end(self, report: NodeReport) -> None:
         """Report the final counts."""
-        announcements.announce_stopped(counts)
+        announcements.announce_stopped(report.final_counts())

@@ -19,9 +19,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """The worker can serve; it uses this revision of the node's settings."""
+    """The worker can serve."""
 
-    revision: int
     store: Mapping[str, str]  # what it opened, see ``Store.opened``
 
 
@@ -43,42 +42,12 @@ class Serving(Message):
 
 
 @dataclass(frozen=True)
-class Counted(Message):
-    """The worker's metrics, each second and at its end; see ``Counts.to_json``."""
+class Report(Message):
+    """What the worker measures, each second and at its end."""
 
-    counts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Checked(Message):
-    """The checks of the worker's readiness, each second."""
-
-    checks: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Candidates(Message):
-    """The ids of sequences that may get their own series of metrics, each second."""
-
-    issued: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class TurnWanted(Message):
-    """A caller changes the node, and persists these settings, if any."""
-
-    persisted: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class TurnEnded(Message):
-    """The worker has made its change, which the others follow.
-
-    If it failed, ``given`` is None.
-    """
-
-    turn: int
-    given: Mapping[str, int] | None
+    counts: Mapping[str, Any]  # its metrics, see ``Counts.to_json``
+    checks: Mapping[str, str]  # of its readiness
+    candidates: Mapping[str, int]  # the ids of sequences that may get their own series of metrics
 
 
 @dataclass(frozen=True)
@@ -119,32 +88,13 @@ class Serve(Message):
 
 @dataclass(frozen=True)
 class NodeState(Message):
-    """The node's newest settings, and the revisions that the other workers use."""
+    """The state of the node: before ``Serve``, at each change, and after each ``Report``."""
 
-    revision: int
-    settings: Mapping[str, int]
-    others: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Turn(Message):
-    """The worker may change the node now."""
-
-    turn: int
-
-
-@dataclass(frozen=True)
-class Series(Message):
-    """The sequences with their own series of metrics."""
-
-    names: Sequence[str]
-
-
-@dataclass(frozen=True)
-class OtherLeases(Message):
-    """How many leases the other workers hold."""
-
-    count: int
+    revision: int  # the number of changes of the settings
+    settings: Mapping[str, int]  # the newest ones, by field
+    others: Sequence[int]  # the newest revisions that the other workers have applied; 0 for none
+    other_leases: int = 0  # how many leases the other workers hold
+    series: Sequence[str] = ()  # the sequences with their own series of metrics
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,10 @@ class Pipe:
         await self.wait_until(lambda: self.has(*kinds))
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
-        """Return the other process's answer to a question about its store or its allocator.
+        """Return the other process's answer to a question.
 
         Args:
-            question: The name of the question, see ``node.answers``.
+            question: The name of the question, see ``node.answers`` and ``Supervisor``.
             arguments: Its arguments, as JSON values.
             timeout: The longest wait, in seconds.
 

@@ -10,14 +10,13 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
 
 from idalloc_server.auth.access_file import AccessFile
-from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.domain.errors import InvalidRequest, Refusal, StartRefused
 from idalloc_server.domain.store.identity import Opening, check_place
 from idalloc_server.files.descriptors import spare
 from idalloc_server.listen import transport
@@ -75,9 +74,8 @@ class Supervisor:
         # later.
         self._requires_authentication = False
         self._store: Mapping[str, str] | None = None  # what the first worker opened
-        self._turn = 0
-        self._turn_lock = asyncio.Lock()
-        self._requests: set[asyncio.Task[None]] = set()
+        self._change_lock = asyncio.Lock()  # around the number of a change and its write to the file
+        self._answering: set[asyncio.Task[None]] = set()  # questions of workers
         self._serving: asyncio.Task[None]
         self._http: SupervisorHttp
         self._stopping = False
@@ -192,8 +190,6 @@ class Supervisor:
                 store=self._store,
             )
         )
-        worker.pipe.send(messages.Series(self._series.names))
-        self._send_node(worker)
         await worker.wait_started(messages.Ready, START_CALLS * self._settings.store_timeout + REPLY_SECONDS)
         # The first workers start at once, and create the store if it is new.
         if (ready := worker.pipe.newest(messages.Ready)) and self._store is None:
@@ -204,6 +200,7 @@ class Supervisor:
 
     async def _make_serving(self, number: int) -> None:
         worker = self._workers[number]
+        self._send_state(worker)
         worker.pipe.send(messages.Serve())
         await worker.wait_started(messages.Serving, REPLY_SECONDS)
         worker.serving_since = asyncio.get_running_loop().time()
@@ -247,98 +244,74 @@ class Supervisor:
 
     def _handle(self, worker: WorkerProcess, message: Message) -> None:
         match message:
-            case messages.Counted(counts):
+            case messages.Report(counts):
                 worker.counts = counts
-                leases = (each.counts["gauges"][families.LEASES].get("", 0) for each in self._others(worker))
-                worker.pipe.send(messages.OtherLeases(sum(leases)))
-            case messages.Asked():
-                self._run(self._send_rates(worker, message))
-            case messages.Candidates():
                 self._decide_series()
+                self._send_state(worker)
+            case messages.Asked():
+                task = asyncio.create_task(self._send_answer(worker, message))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
             case messages.AuthenticationRequired() if not self._requires_authentication:
                 # A later worker may not have seen the access file that required it.
                 self._requires_authentication = True
                 self._broadcast(messages.AuthenticationRequired())
                 self._http.access_control.authenticator.require_authentication()
-            case messages.TurnWanted(persisted):
-                self._run(self._give_turn(worker, persisted))
-            case messages.Ready(revision) | messages.Applied(revision):
-                worker.applied = revision
-                self._send_node(*self._others(worker))
-            case messages.TurnEnded(turn, given) if given is not None:
-                worker.applied = turn
-                self._keep_change(worker, turn, given)
+            case messages.Applied():
+                self._send_state(*self._others(worker))
             case messages.Drained():
                 # By itself, as after SIGTERM, unless all stop.
                 asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what a worker's message asks for, in a task that a stop awaits."""
-        task = asyncio.create_task(work)
-        self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
-
-    async def _send_rates(self, worker: WorkerProcess, asked: messages.Asked) -> None:
-        """Answer a worker's only question, the sums of the others' rates.
+    async def _send_answer(self, worker: WorkerProcess, asked: messages.Asked) -> None:
+        """Answer a question of a worker: ``change``, or ``rates``, the sums of the others' rates.
 
         All their answers together could be too long for a message.
         """
-        answers = await ask_all(self._others(worker), asked.question, asked.arguments, ANSWER_SECONDS)
-        rates = {name: sum(each.get(name, 0.0) for each in answers) for name in asked.arguments["counters"]}
-        worker.pipe.send(messages.Answered(asked.number, "", rates))
+        if asked.question == "change":
+            result: Any = await self._change(**asked.arguments)
+        else:
+            answers = await ask_all(self._others(worker), asked.question, asked.arguments, ANSWER_SECONDS)
+            result = {name: sum(each.get(name, 0.0) for each in answers) for name in asked.arguments["counters"]}
+        worker.pipe.send(messages.Answered(asked.number, "", result))
 
     def _decide_series(self) -> None:
-        """Give series to sequences with enough ids in all workers, and broadcast the names."""
+        """Give series to sequences with enough ids in all workers."""
         issued: Counter[str] = Counter()
         for each in self._workers.values():
-            if (candidates := each.pipe.newest(messages.Candidates)) and not each.pipe.has_ended:
-                issued.update(candidates.issued)
-        if issued and not self._series.is_full and self._series.decide(issued):
-            self._broadcast(messages.Series(self._series.names))
+            if (report := each.pipe.newest(messages.Report)) and not each.pipe.has_ended:
+                issued.update(report.candidates)
+        self._series.decide(issued)
 
-    async def _give_turn(self, worker: WorkerProcess, persisted: Mapping[str, int]) -> None:
-        """Let a worker change the node, when no other one does.
+    async def _change(self, given: Mapping[str, int], persist: bool) -> str:
+        """Persist and number a change of the node, and send it to all workers; the last one wins.
 
-        Args:
-            worker: The worker.
-            persisted: The settings that it persists, by field.
+        Returns:
+            Why the settings cannot be persisted, and nothing changes; empty if they change.
         """
-        async with self._turn_lock:
-            self._turn += 1
-            worker.pipe.send(messages.Turn(self._turn))
-
-            def has_ended() -> bool:
-                ended = worker.pipe.newest(messages.TurnEnded)
-                return ended is not None and ended.turn == self._turn
-
-            await worker.pipe.wait_until(has_ended)
-            if persisted and not has_ended():
-                # It was killed, perhaps after it had written the file: the server must run with
-                # what a start would use.
-                update = {SETTINGS[field]: value for field, value in persisted.items()}
-                with suppress(StartRefused):
-                    if update.items() <= (await asyncio.to_thread(self._node_settings.read)).items():
-                        self._keep_change(worker, self._turn, persisted)
-
-    def _keep_change(self, worker: WorkerProcess, revision: int, given: Mapping[str, int]) -> None:
-        """Keep what a worker changed first, and send it to the others.
-
-        The others apply it at the same time, see docs/adr/0007. Nothing collides: each claims its
-        own start timestamp.
-        """
-        update = {SETTINGS[field]: value for field, value in given.items()}
-        self._settings = self._settings.model_copy(update=update)
-        self._revision = revision
-        self._send_node(*self._others(worker))
+        async with self._change_lock:  # a restart must read the last one, too
+            if persist:
+                try:
+                    await self._node_settings.update(given)
+                except InvalidRequest as refusal:
+                    return refusal.rule
+            update = {SETTINGS[field]: value for field, value in given.items()}
+            self._settings = self._settings.model_copy(update=update)
+            self._revision += 1
+            self._send_state(*self._workers.values())
+        return ""
 
     def _others(self, worker: WorkerProcess) -> list[WorkerProcess]:
         return [each for each in self._workers.values() if each is not worker]
 
-    def _send_node(self, *workers: WorkerProcess) -> None:
+    def _send_state(self, *workers: WorkerProcess) -> None:
         settings = {field: getattr(self._settings, setting) for field, setting in SETTINGS.items()}
         for worker in workers:
-            others = [each.applied for each in self._others(worker)]
-            worker.pipe.send(messages.NodeState(self._revision, settings, others))
+            others = self._others(worker)
+            applied = [(each.pipe.newest(messages.Applied) or messages.Applied(0)).revision for each in others]
+            leases = sum(each.counts["gauges"][families.LEASES].get("", 0) for each in others)
+            names = self._series.names
+            worker.pipe.send(messages.NodeState(self._revision, settings, applied, other_leases=leases, series=names))
 
     def _broadcast(self, message: Message) -> None:
         for each in self._workers.values():
@@ -388,4 +361,4 @@ class Supervisor:
                 await asyncio.gather(*(asyncio.shield(each.exit) for each in workers), return_exceptions=True)
         except TimeoutError:
             self._kill_workers(1)
-        await asyncio.gather(*(each.exit for each in workers), *self._requests, return_exceptions=True)
+        await asyncio.gather(*(each.exit for each in workers), *self._answering, return_exceptions=True)

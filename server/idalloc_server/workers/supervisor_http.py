@@ -19,7 +19,7 @@ from idalloc_server.settings.model import Settings
 from idalloc_server.store.urls import open_witness
 from idalloc_server.telemetry import recent
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.workers.messages import Checked, Serving
+from idalloc_server.workers.messages import Report, Serving
 from idalloc_server.workers.worker_process import WorkerProcess, ask_all
 
 
@@ -104,7 +104,7 @@ class SupervisorHttp:
 
     def checks(self) -> Mapping[str, str]:
         """See ``Source``: a check fails if it fails in any worker that serves."""
-        reports = [each.pipe.newest(Checked) for each in self._workers if each.is_serving]
+        reports = [each.pipe.newest(Report) for each in self._workers if each.is_serving]
         checks = {"workers": "" if any(reports) else "no worker serves"}
         for report in filter(None, reports):
             for name, problem in report.checks.items():

@@ -5,18 +5,21 @@ The supervisor runs ``python -m idalloc_server.workers.worker FD``; the descript
 """
 
 import asyncio
+import math
 import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
 from idalloc_server import app
 from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import (
+    InvalidRequest,
     Refusal,
     Retryable,
     ServerDraining,
@@ -87,9 +90,6 @@ class Worker(ProcessMode):
         self._answer: Callable[[messages.Asked], object] | None = None  # begins an answer, during ``report``
         self._doc_ids: DocIdGenerator
         self._is_ready = False
-        self._applied = 0  # the revision of the node's settings that this worker uses
-        self._change_lock = asyncio.Lock()
-        self.changes: set[asyncio.Task[int]] = set()
 
     async def receive_until_orphaned(self, serving: asyncio.Task[None]) -> None:
         """Handle the supervisor's messages until it exits; then drain, or end the start."""
@@ -113,15 +113,15 @@ class Worker(ProcessMode):
                 serving.cancel()
 
     async def _send_answer(self, issuers: Issuers, asked: messages.Asked) -> None:
+        error = ""
+        result = None
         try:
             result = await answer(issuers, asked.question, asked.arguments)
-            self._pipe.send(messages.Answered(asked.number, "", result))
-            return
         except Refusal as refusal:
             error = str(refusal)
         except Exception as fault:
             error = f"the question {asked.question} failed: {fault!r}"
-        self._pipe.send(messages.Answered(asked.number, error, None))
+        self._pipe.send(messages.Answered(asked.number, error, result))
 
     # ProcessMode: reports to the supervisor.
 
@@ -135,7 +135,7 @@ class Worker(ProcessMode):
             access_control.authenticator.require_authentication()
         if access_control.requires_authentication:
             self.require_authentication()
-        self._pipe.send(messages.Ready(self._applied, store))
+        self._pipe.send(messages.Ready(store))
         await self._pipe.wait_for(messages.Serve, messages.Stop)
 
     def require_authentication(self) -> None:
@@ -147,19 +147,18 @@ class Worker(ProcessMode):
         self._pipe.send(messages.Serving(address, store, prefix))
 
     async def report(self, report: NodeReport) -> None:
-        self._pipe.send(messages.Checked(report.checks()))
         async with asyncio.TaskGroup() as answering:
             self._answer = lambda asked: answering.create_task(self._send_answer(report.issuers, asked))
             try:
                 while True:
+                    report.series.set_series(self._node.series)
+                    self._send_report(report, report.counts())
                     await asyncio.sleep(1)
-                    if series := self._pipe.newest(messages.Series):
-                        report.series.set_series(series.names)
-                    self._pipe.send(messages.Checked(report.checks()))
-                    self._pipe.send(messages.Candidates(report.series.candidates()))
-                    self.report_final_counts(report.counts())
             finally:
                 self._answer = None
+
+    def _send_report(self, report: NodeReport, counts: Counts) -> None:
+        self._pipe.send(messages.Report(counts.to_json(), report.checks(), report.series.candidates()))
 
     async def wait_all_closed(self) -> None:
         self._pipe.send(messages.Closed())
@@ -172,15 +171,14 @@ class Worker(ProcessMode):
         allowed = self._pipe.newest(messages.Exit)
         return allowed is None or allowed.with_all
 
-    def report_final_counts(self, counts: Counts) -> None:
-        self._pipe.send(messages.Counted(counts.to_json()))
+    def report_end(self, report: NodeReport) -> None:
+        self._send_report(report, report.final_counts())
 
     # Workers: what the others hold, and changes of the node's settings.
 
     @property
     def other_lease_count(self) -> int:
-        leases = self._pipe.newest(messages.OtherLeases)
-        return leases.count if leases else 0
+        return self._node.other_leases
 
     async def other_rates(self, counters: list[str]) -> Mapping[str, float]:
         rates: Mapping[str, float] = {}
@@ -188,77 +186,53 @@ class Worker(ProcessMode):
             rates = await self._pipe.ask("rates", {"counters": counters}, 2 * ANSWER_SECONDS)
         return rates
 
-    async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
+    async def change(self, given: Mapping[str, int], persist: bool, timeout: float | None) -> None:
         seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE
-        change = asyncio.create_task(self._change_first(given, save))  # It continues if the caller leaves.
-        self.changes.add(change)
-        change.add_done_callback(self._on_change_end)
+        revision = math.inf
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.wait({change})  # asyncio.shield would log a refusal whose caller has left
-                revision = change.result()
+                await self._pipe.wait_for(messages.Serve)
+                if not self._pipe.has_ended:
+                    await self._doc_ids.change(**given, save=partial(self._number, persist))
+                revision = self._node.revision  # at least that of this change
                 await self._pipe.wait_until(lambda: min(self._node.others) >= revision)
         except TimeoutError:
-            applied = 0
-            if change.done():
-                applied = 1 + sum(each >= change.result() for each in self._node.others)
+            applied = 0 if revision == math.inf else 1 + sum(each >= revision for each in self._node.others)
             raise ChangePending(applied, self.count) from None
         if self._pipe.has_ended:
             raise ServerDraining
 
-    def _on_change_end(self, change: asyncio.Task[int]) -> None:
-        self.changes.discard(change)
-        # Its caller may have left: then asyncio would log a refusal that was never retrieved.
-        if not change.cancelled() and not isinstance(error := change.exception(), Refusal | None):
-            _log.error("change_failed", exc_info=error)
-
-    async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
-        """Change this worker, in turn with others; return the revision that the others follow."""
-        async with self._change_lock:
-            last_turn = self._pipe.newest(messages.Turn)
-            await self._pipe.wait_for(messages.Serve)
-            self._pipe.send(messages.TurnWanted(dict(given) if save else {}))
-            await self._pipe.wait_until(lambda: self._pipe.newest(messages.Turn) is not last_turn)
-            given_turn = self._pipe.newest(messages.Turn)
-            if self._pipe.has_ended or given_turn is None:
-                raise ServerDraining
-            turn = given_turn.turn
-            try:
-                await self._apply_newest()  # It may have failed before.
-                await self._doc_ids.change(**given, save=save)
-            except BaseException:
-                self._pipe.send(messages.TurnEnded(turn, None))
-                raise
-            self._applied = turn
-            self._pipe.send(messages.TurnEnded(turn, dict(given)))
-            return turn
+    async def _number(self, persist: bool, given: Mapping[str, int]) -> None:
+        """Let the supervisor persist and number a change, and send it to all workers."""
+        try:
+            refused = await self._pipe.ask("change", {"given": dict(given), "persist": persist}, CHANGE_SECONDS)
+        except StoreUnavailable:  # the supervisor has exited, or hangs
+            raise ServerDraining from None
+        if refused:
+            raise InvalidRequest("persist", refused)
 
     async def apply_changes(self) -> None:
-        """Apply what other workers changed first; retry failures, until the supervisor exits."""
+        """Apply the newest settings of the node; retry failures, until the supervisor exits."""
         await self._pipe.wait_for(messages.Serve)
+        applied = 0
         while not self._pipe.has_ended:
-            newest = self._node.revision
+            newest = self._node
             pause = None
-            try:
-                async with self._change_lock:
-                    await self._apply_newest()
-            except Exception as error:
-                _log.warning("change_failed", error=str(error), exc_info=not isinstance(error, Refusal))
-                pause = CHANGE_PAUSE_SECONDS
+            if newest.revision > applied:
+                try:
+                    await self._doc_ids.change(**newest.settings, save=None)
+                    applied = newest.revision
+                    self._pipe.send(messages.Applied(applied))
+                except Exception as error:
+                    _log.warning("change_failed", error=str(error), exc_info=not isinstance(error, Refusal))
+                    pause = CHANGE_PAUSE_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._pipe.wait_until(lambda: self._node.revision > newest)  # noqa: B023
-
-    async def _apply_newest(self) -> None:
-        newest = self._node
-        if newest.revision > self._applied:
-            await self._doc_ids.change(**newest.settings, save=None)
-            self._applied = newest.revision
-            self._pipe.send(messages.Applied(newest.revision))
+                    await self._pipe.wait_until(lambda: self._node.revision > newest.revision)  # noqa: B023
 
     @property
     def _node(self) -> messages.NodeState:
-        """The node's newest settings, which the supervisor sends before ``Serve``."""
+        """The newest state of the node; the supervisor sends one before ``Serve``."""
         return self._pipe.newest(messages.NodeState) or messages.NodeState(0, {}, [0])
 
 
@@ -289,7 +263,7 @@ async def run_worker(connection: socket.socket) -> None:
         logs.flush()
         raise SystemExit(1) from None
     finally:
-        background = {receiving, applying, *worker.changes}
+        background = {receiving, applying}
         for task in background:
             task.cancel()
         await asyncio.wait(background)

@@ -30,8 +30,6 @@ class WorkerProcess:
     exit: asyncio.Task[int] = field(init=False)
     # Its newest metrics; empty once it has exited.
     counts: Mapping[str, Any] = field(init=False, default_factory=lambda: Counts().to_json())
-    # The revision of the node's settings that it uses; -1 before it is ready.
-    applied: int = field(init=False, default=-1)
     # When it began to serve, in seconds of the loop's clock; infinite before.
     serving_since: float = field(init=False, default=math.inf)
 

@@ -1,10 +1,13 @@
-"""The supervisor's part of a node's change: one worker changes first, then the others follow."""
+"""The supervisor's part of a node's change: it numbers changes, and the last one wins."""
 
 import asyncio
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.workers import messages
 from tests.support.fake_workers import FakeWorkers
@@ -13,70 +16,99 @@ from tests.support.supervised import start_both, supervised
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 
 
-async def test_others_apply_what_one_worker_changed(workers: FakeWorkers) -> None:
-    """What one worker changed is sent to the others, and each worker learns who applied it."""
+async def test_change_reaches_all_workers(workers: FakeWorkers) -> None:
+    """A change is sent to all workers before its answer; each learns which others applied it."""
     async with supervised(workers):
         one, other = await start_both(workers)
-        await one.turn(prefix=9)
-        revision = await other.expect_settings(prefix=9, auto_increment_offset=1)
-        await other.expect_others(revision)
-        other.pipe.send(messages.Applied(revision))
-        await one.expect_others(revision)
+        await one.change(prefix=9)
+        state, answered = one.received[-2:]
+        assert isinstance(state, messages.NodeState)
+        assert isinstance(answered, messages.Answered)
+        assert (state.revision, state.settings["prefix"], state.others) == (1, 9, [0])
+        assert await other.expect_settings(prefix=9, auto_increment_offset=1) == 1
+        other.pipe.send(messages.Applied(1))
+        await one.expect_others(1)
 
 
-async def test_change_exchanges_six_messages(workers: FakeWorkers) -> None:
-    """UpdateNode with two workers exchanges six messages."""
+async def test_last_of_two_changes_wins(workers: FakeWorkers) -> None:
+    """Changes of two workers at once are numbered in the order in which they come."""
     async with supervised(workers):
         one, other = await start_both(workers)
-        await one.expect_others(0)
-        await other.expect_others(0)
-        one.received.clear()
-        other.received.clear()
-        await one.turn(prefix=9)  # two messages of the worker, one of the supervisor
-        revision = await other.expect_settings(prefix=9)
-        other.pipe.send(messages.Applied(revision))
-        await one.expect_others(revision)
-        assert (len(one.received), len(other.received)) == (2, 1)
+        one.ask_change({"prefix": 9, "auto_increment_offset": 5})
+        first = await other.expect_settings(prefix=9, auto_increment_offset=5)
+        other.ask_change({"prefix": 10})
+        for worker in (one, other):
+            assert await worker.expect_settings(prefix=10, auto_increment_offset=5) == first + 1
 
 
-@pytest.mark.parametrize("persisted", [True, False])
-async def test_worker_killed_in_its_turn(
-    workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch, persisted: bool
+async def test_file_has_the_last_of_two_changes(workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that comes while an earlier one is written is written and numbered after it."""
+    written: list[Mapping[str, int]] = []
+    slow = asyncio.Event()
+
+    async def update(_: NodeSettingsFile, settings: Mapping[str, int]) -> None:
+        if settings == {"prefix": 9}:
+            await slow.wait()
+        written.append(settings)
+
+    monkeypatch.setattr(NodeSettingsFile, "update", update)
+    async with supervised(workers):
+        one, other = await start_both(workers)
+        one.ask_change({"prefix": 9}, persist=True)
+        one.pipe.send(messages.Applied(0))  # once it is forwarded, the first write has begun
+        await other.expect(messages.NodeState)
+        other.ask_change({"prefix": 10}, persist=True)
+        other.pipe.send(messages.Applied(0))
+        await one.expect(messages.NodeState)
+        slow.set()
+        assert await one.expect_settings(prefix=10) == 2
+        assert written == [{"prefix": 9}, {"prefix": 10}]
+
+
+async def test_change_that_cannot_be_written_is_not_numbered(
+    workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change is followed if its worker was killed after it wrote the file, and only then."""
-    monkeypatch.setattr(NodeSettingsFile, "read", lambda _: {"node_prefix": 9 if persisted else 4})
+    """A change that cannot be persisted reaches no worker, present or later."""
+
+    async def update(*_: Any) -> None:
+        raise InvalidRequest("persist", "cannot write it")
+
+    monkeypatch.setattr(NodeSettingsFile, "update", update)
     async with supervised(workers):
         one, other = await start_both(workers)
-        one.pipe.send(messages.TurnWanted({"prefix": 9}))
-        await one.expect(messages.Turn)
-        await one.exit()
-        await other.turn(auto_increment_offset=5)
-        await (await workers.next()).expect_settings(prefix=9 if persisted else 3, auto_increment_offset=5)
-
-
-async def test_refused_change_is_not_kept(workers: FakeWorkers) -> None:
-    """A change that its worker refused reaches no worker, present or later."""
-    async with supervised(workers):
-        one, other = await start_both(workers)
-        await one.turn()
-        await other.turn(auto_increment_offset=5)
-        await one.expect_settings(prefix=3, auto_increment_offset=5)
+        one.ask_change({"prefix": 9}, persist=True)
+        assert await one.expect(messages.Answered) == messages.Answered(1, "", "cannot write it")
+        await other.change(auto_increment_offset=5)
+        assert await one.expect_settings(prefix=3, auto_increment_offset=5) == 1
         await one.exit()
         settings = await (await workers.next()).serve()
         assert (settings["node_prefix"], settings["auto_increment_offset"]) == (3, 5)
+
+
+async def test_change_of_a_worker_that_was_killed_is_made(workers: FakeWorkers) -> None:
+    """A worker that is killed after it asked for a change gets a successor with the change."""
+    async with supervised(workers):
+        one, other = await start_both(workers)
+        one.ask_change({"prefix": 9})
+        await one.exit()
+        revision = await other.expect_settings(prefix=9)
+        late = await workers.next()
+        assert (await late.serve())["node_prefix"] == 9
+        late.pipe.send(messages.Applied(revision))
+        await other.expect_others(revision)
 
 
 async def test_replacement_starts_with_the_newest_settings(workers: FakeWorkers) -> None:
     """A worker that exits before it applied a change gets a successor with the new settings."""
     async with supervised(workers):
         one, other = await start_both(workers)
-        await one.turn(prefix=9, auto_increment_increment=5)
-        revision = await other.expect_settings(prefix=9)
+        await one.change(prefix=9, auto_increment_increment=5)
         await other.exit()
         late = await workers.next()
         settings = await late.serve()
         assert (settings["node_prefix"], settings["auto_increment_increment"]) == (9, 5)
-        late.pipe.send(messages.Applied(await late.expect_settings(prefix=9)))
+        revision = await late.expect_settings(prefix=9)
+        late.pipe.send(messages.Applied(revision))
         await one.expect_others(revision)
 
 
@@ -87,7 +119,7 @@ async def test_change_reaches_a_worker_that_starts(workers: FakeWorkers) -> None
         await one.exit()
         late = await workers.next()
         assert (await late.expect(messages.Start)).settings["node_prefix"] == 3
-        await other.turn(prefix=9)
+        await other.change(prefix=9)
         await late.expect_settings(prefix=9)
 
 
@@ -95,42 +127,11 @@ async def test_lagging_worker_is_neither_ended_nor_waited_for(workers: FakeWorke
     """A worker that has not applied a change goes on; the next change supersedes it there."""
     async with supervised(workers):
         one, other = await start_both(workers)
-        await one.turn(prefix=9)
+        await one.change(prefix=9)
         first = await other.expect_settings(prefix=9)
-        await one.turn(prefix=10, auto_increment_offset=5)
+        await one.change(prefix=10, auto_increment_offset=5)
         second = await other.expect_settings(prefix=10, auto_increment_offset=5)
         assert second > first
         assert not other.exited.is_set()
         other.pipe.send(messages.Applied(second))
         await one.expect_others(second)
-
-
-async def test_turns_are_given_in_order(workers: FakeWorkers) -> None:
-    """Changes that are requested at once are made one after the other."""
-    async with supervised(workers):
-        one, other = await start_both(workers)
-        one.pipe.send(messages.TurnWanted({}))
-        turn = await one.expect(messages.Turn)
-        waiting = asyncio.create_task(other.turn(prefix=10))
-        assert (await asyncio.wait({waiting}, timeout=0.05))[0] == set()
-        await one.end_turn(turn, prefix=9)
-        await waiting
-        await one.expect_settings(prefix=10)
-
-
-@pytest.mark.parametrize("has_turn", [True, False])
-async def test_exit_of_a_worker_ends_its_turn(workers: FakeWorkers, has_turn: bool) -> None:
-    """A worker that exits in its turn, or while it waits, does not block others' changes."""
-    async with supervised(workers):
-        one, other = await start_both(workers)
-        first, second = (one, other) if has_turn else (other, one)
-        first.pipe.send(messages.TurnWanted({}))
-        turn = await first.expect(messages.Turn)
-        second.pipe.send(messages.TurnWanted({}))
-        await one.exit()
-        if not has_turn:
-            await other.end_turn(turn)
-            second = other
-            second.pipe.send(messages.TurnWanted({}))
-        await second.end_turn(await second.expect(messages.Turn), prefix=9)
-        await (await workers.next()).expect_settings(prefix=9)

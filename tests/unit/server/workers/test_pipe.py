@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from idalloc_server.workers.messages import Answered, Applied, Closed, Turn
+from idalloc_server.workers.messages import Answered, Applied, Closed, Exit
 from idalloc_server.workers.pipe import Pipe
 
 
@@ -35,11 +35,11 @@ async def test_messages_arrive_in_order_until_close() -> None:
 async def test_pipe_has_the_newest_message_of_each_type() -> None:
     """A pipe has the newest message of each type."""
     one, other = await pair()
-    for message in (Applied(1), Turn(2), Turn(3)):
+    for message in (Exit(with_all=True), Applied(2), Applied(3)):
         one.send(message)
         await other.receive()
-    assert (other.newest(Applied), other.newest(Turn), other.newest(Closed)) == (Applied(1), Turn(3), None)
-    assert other.has(Closed, Turn)
+    assert (other.newest(Exit), other.newest(Applied), other.newest(Closed)) == (Exit(with_all=True), Applied(3), None)
+    assert other.has(Closed, Applied)
     assert not other.has(Closed)
     await one.close()
     await other.close()
@@ -49,13 +49,13 @@ async def test_pipe_has_the_newest_message_of_each_type() -> None:
 async def test_wait_ends_with_the_condition_or_the_process(ends: bool) -> None:
     """A wait ends when a message makes its condition true, or the other process exits."""
     one, other = await pair()
-    waiting = asyncio.create_task(other.wait_until(lambda: other.newest(Turn) == Turn(2)))
-    one.send(Turn(1))
+    waiting = asyncio.create_task(other.wait_until(lambda: other.newest(Applied) == Applied(2)))
+    one.send(Applied(1))
     await other.receive()
     await asyncio.sleep(0)
     assert not waiting.done()
     if not ends:
-        one.send(Turn(2))
+        one.send(Applied(2))
     await one.close()
     await other.receive()
     async with asyncio.timeout(10):
@@ -69,6 +69,6 @@ async def test_incomplete_message_is_dropped() -> None:
     ours, theirs = socket.socketpair()
     pipe = await Pipe.over(ours)
     with theirs:
-        theirs.sendall(b'["Counted", {"cou')
+        theirs.sendall(b'["Report", {"cou')
     assert await pipe.receive() is None
     await pipe.close()

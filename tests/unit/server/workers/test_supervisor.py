@@ -15,6 +15,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.telemetry.series import MIN_IDS
 from idalloc_server.workers import messages, supervisor
 from tests.support.fake_workers import SECONDS, FakeWorkers
 from tests.support.supervised import new_supervisor, start_both, supervised, supervised_settings
@@ -22,8 +23,8 @@ from tests.support.supervised import new_supervisor, start_both, supervised, sup
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 
 
-def counts(lease_count: int = 0) -> messages.Counted:
-    return messages.Counted(Counts(gauges={families.LEASES: {"": lease_count}}).to_json())
+def report(lease_count: int = 0, **candidates: int) -> messages.Report:
+    return messages.Report(Counts(gauges={families.LEASES: {"": lease_count}}).to_json(), {}, candidates)
 
 
 class TestStarting:
@@ -32,12 +33,12 @@ class TestStarting:
         async with supervised(workers):
             one, other = await workers.next(), await workers.next()
             await one.expect(messages.Start)
-            one.pipe.send(messages.Ready(0, {}))
+            one.pipe.send(messages.Ready({}))
             first = asyncio.create_task(one.expect(messages.Serve))
             settings = (await other.expect(messages.Start)).settings
             assert settings["listen"] != "127.0.0.1:0"
             assert (await asyncio.wait({first}, timeout=0.05))[0] == set()
-            other.pipe.send(messages.Ready(0, {}))
+            other.pipe.send(messages.Ready({}))
             await asyncio.wait_for(first, SECONDS)
 
     @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ class TestStarting:
         """A start fails with the error of its first failing worker, and kills the others."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send(messages.Ready(0, {}))
+            one.pipe.send(messages.Ready({}))
             other.pipe.send(messages.StartFailed(reason, str(error).removeprefix("store: ")))
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(running, SECONDS)
@@ -64,7 +65,7 @@ class TestStarting:
         """A start fails if a worker exits before it is ready."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send(messages.Ready(0, {}))
+            one.pipe.send(messages.Ready({}))
             await other.exit()
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
@@ -75,7 +76,7 @@ class TestStarting:
             one, other = await workers.next(), await workers.next()
             for worker in (one, other):
                 await worker.expect(messages.Start)
-                worker.pipe.send(messages.Ready(0, {}))
+                worker.pipe.send(messages.Ready({}))
             await one.expect(messages.Serve)
             one.pipe.send(messages.Serving("here", "a store", 0))
             await other.exit()
@@ -90,7 +91,7 @@ class TestStarting:
         """A start fails if a worker does not reply in time."""
         async with supervised(workers, store_timeout=short_timeout) as running:
             one, _ = await workers.next(), await workers.next()
-            one.pipe.send(messages.Ready(0, {}))
+            one.pipe.send(messages.Ready({}))
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
@@ -102,7 +103,7 @@ class TestStarting:
         one, other = await workers.next(), await workers.next()
         if step == "serve":
             for worker in (one, other):
-                worker.pipe.send(messages.Ready(0, {}))
+                worker.pipe.send(messages.Ready({}))
             await one.expect(messages.Serve)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await asyncio.wait_for(running, SECONDS) == 0
@@ -168,7 +169,7 @@ class TestReplacing:
             await one.exit()
             hung = await workers.next()
             await hung.expect(messages.Start)
-            await other.turn(auto_increment_offset=5)
+            await other.change(auto_increment_offset=5)
             await asyncio.wait_for(hung.exited.wait(), SECONDS)
             assert (await (await workers.next()).serve())["auto_increment_offset"] == 5
 
@@ -197,11 +198,11 @@ class TestAuthentication:
             one.pipe.send(messages.AuthenticationRequired())
             await other.expect(messages.AuthenticationRequired)
             other.pipe.send(messages.AuthenticationRequired())
-            other.pipe.send(counts())
-            await other.expect(messages.OtherLeases)
+            other.pipe.send(report())
+            await other.expect(messages.NodeState)
             await one.expect(messages.AuthenticationRequired)
-            one.pipe.send(counts())
-            await one.expect(messages.OtherLeases)
+            one.pipe.send(report())
+            await one.expect(messages.NodeState)
 
 
 class TestStopping:
@@ -245,8 +246,8 @@ class TestStopping:
         for worker in (one, other):
             await worker.expect(messages.Stop)
         one.pipe.send(messages.Closed())
-        one.pipe.send(counts())
-        await one.expect(messages.OtherLeases)  # and no AllClosed before it
+        one.pipe.send(report())
+        await one.expect(messages.NodeState)  # and no AllClosed before it
         await other.exit()
         await one.expect(messages.AllClosed)
         one.pipe.send(messages.Drained())
@@ -257,15 +258,20 @@ class TestStopping:
 
 class TestCounting:
     async def test_lease_count_sums_the_other_workers(self, workers: FakeWorkers) -> None:
-        """A worker that reports its counts learns the number of leases of the other workers."""
+        """A worker that reports its counts gets the number of leases of the other workers."""
         async with supervised(workers):
             one, other = await start_both(workers)
-            one.pipe.send(counts(1))
-            assert await one.expect(messages.OtherLeases) == messages.OtherLeases(0)
-            other.pipe.send(counts(4))
-            assert await other.expect(messages.OtherLeases) == messages.OtherLeases(1)
-            one.pipe.send(counts(2))
-            assert await one.expect(messages.OtherLeases) == messages.OtherLeases(4)
+            for worker, own, of_others in ((one, 1, 0), (other, 4, 1), (one, 2, 4)):
+                worker.pipe.send(report(own))
+                assert (await worker.expect(messages.NodeState)).other_leases == of_others
+
+    async def test_sequences_get_a_series_by_their_ids_in_all_workers(self, workers: FakeWorkers) -> None:
+        """A sequence gets a series when all workers together have issued enough of its ids."""
+        async with supervised(workers):
+            one, other = await start_both(workers)
+            for worker, series in ((one, []), (other, ["orders"]), (one, ["orders"])):
+                worker.pipe.send(report(orders=MIN_IDS // 2))
+                assert (await worker.expect(messages.NodeState)).series == series
 
     async def test_rates_of_the_other_workers_are_added(self, workers: FakeWorkers) -> None:
         """A worker gets the sums of the others' rates; one that has exited is left out."""

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from structlog.testing import capture_logs
 
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain import change_events
 from idalloc_server.domain.change_events import ChangedSettings
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import InvalidRequest, PrefixInUse, ServerDraining, StoreUnavailable
 from idalloc_server.rpc import status
@@ -30,7 +29,6 @@ from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 
 M = TypeVar("M", bound=Message)
 LISTEN = "127.0.0.1:50051"
-CHANGED = {"prefix": 9, "auto_increment_offset": 1, "auto_increment_increment": 1}
 
 
 class Supervisor:
@@ -46,6 +44,7 @@ class Supervisor:
         )
         self._start_timestamps = start_timestamps
         self._failures: asyncio.Queue[None] = asyncio.Queue()
+        self._settings = {"prefix": 3, "auto_increment_offset": 1, "auto_increment_increment": 1}
 
     async def make_ready(self) -> None:
         """Let the worker report that it is ready; it waits for the others."""
@@ -77,27 +76,26 @@ class Supervisor:
                     return message
         raise AssertionError("the worker has ended")
 
-    async def give_turn(self, turn: int) -> None:
-        """Give the worker its turn, once it asks for it."""
-        await self.expect(messages.TurnWanted)
-        self.pipe.send(messages.Turn(turn))
-        assert (await self.expect(messages.TurnEnded)).turn == turn
+    async def number(self, revision: int, *, others: int = 0, refused: str = "") -> dict[str, Any]:
+        """Answer the worker's next question as the supervisor does; return what it asked for."""
+        asked = await self.expect(messages.Asked)
+        assert asked.question == "change"
+        arguments = dict(asked.arguments)
+        if not refused:
+            self.send_settings(revision, others=others, **arguments["given"])
+        self.pipe.send(messages.Answered(asked.number, "", refused))
+        return arguments
+
+    def send_settings(self, revision: int, *, others: int = 0, **settings: int) -> None:
+        """Send settings of the node, and the revision that the other worker has applied."""
+        self._settings |= settings
+        self.pipe.send(messages.NodeState(revision, self._settings, [others]))
 
     async def wait_failures(self, times: int) -> None:
         """Wait until the worker has failed this often to reach the store for a change."""
         async with asyncio.timeout(10):
             for _ in range(times):
                 await self._failures.get()
-
-    @property
-    def save(self) -> Save:
-        """Persist a change."""
-        return self.worker.node_settings.update
-
-    def given(self) -> object:
-        """What the worker changed in its last turn, if anything."""
-        ended = self.pipe.newest(messages.TurnEnded)
-        return ended and ended.given
 
 
 async def _forever() -> None:
@@ -119,7 +117,7 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     serving = asyncio.create_task(_forever())
     tasks = {serving, *map(asyncio.create_task, (worker.receive_until_orphaned(serving), worker.apply_changes()))}
     yield Supervisor(pipe, worker, serving, MemoryStore(FakeClock()))
-    for task in {*tasks, *worker.changes}:
+    for task in tasks:
         task.cancel()
     await pipe.close()
     await ours.close()
@@ -127,38 +125,41 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 class TestChanging:
     async def test_change_waits_for_all_workers(self, supervisor: Supervisor) -> None:
-        """A change is made in this worker first, and returns once the others have applied it."""
+        """A change is made once it is numbered, and returns when the others have applied it."""
         await supervisor.serve()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
-        await supervisor.expect(messages.TurnWanted)
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=True, timeout=None))
+        asked = await supervisor.expect(messages.Asked)
+        assert asked.arguments == {"given": {"prefix": 9}, "persist": True}
         assert supervisor.doc_ids.prefix == 3
-        supervisor.pipe.send(messages.Turn(4))
-        assert await supervisor.expect(messages.TurnEnded) == messages.TurnEnded(4, {"prefix": 9})
+        supervisor.send_settings(4, prefix=9)
+        supervisor.pipe.send(messages.Answered(asked.number, "", ""))
+        assert await supervisor.expect(messages.Applied) == messages.Applied(4)
         assert supervisor.doc_ids.prefix == 9
+        assert len(supervisor.store.calls_of("claim_start")) == 2
         assert not change.done()
-        supervisor.pipe.send(messages.NodeState(0, {}, [4]))
+        supervisor.send_settings(4, others=4)
         await change
 
     async def test_change_during_the_start_waits_for_it(self, supervisor: Supervisor) -> None:
         """A change that a worker gets before all serve is made when they do."""
         await supervisor.make_ready()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
         await asyncio.sleep(0)
         supervisor.pipe.send(messages.Serve())
-        await supervisor.give_turn(1)
-        supervisor.pipe.send(messages.NodeState(0, {}, [1]))
+        await supervisor.number(1, others=1)
         await change
 
     async def test_deadline_says_how_many_have_applied(self, supervisor: Supervisor) -> None:
         """At its deadline a change fails with the number of workers that applied it; it goes on."""
         await supervisor.serve()
-        early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=0.0))
-        with pytest.raises(ChangePending, match="0 of 2 workers"):
+        early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=0.0))
+        with pytest.raises(ChangePending, match="0 of 2 workers have applied the change; it may still be applied"):
             await early
-        await supervisor.give_turn(1)
-        assert supervisor.given() == {"prefix": 9}
-        late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=1.0))
-        await supervisor.give_turn(2)
+        await supervisor.number(1)
+        await supervisor.expect(messages.Applied)
+        assert supervisor.doc_ids.prefix == 9
+        late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=1.0))
+        await supervisor.number(2)
         with pytest.raises(ChangePending, match="1 of 2 workers have applied") as pending:
             await late
         assert pending.value.reason == "STORE_UNAVAILABLE"
@@ -172,13 +173,13 @@ class TestChanging:
         await supervisor.serve()
         async with asyncio.timeout(10):
             with pytest.raises(ChangePending):
-                await supervisor.worker.change({"prefix": 9}, None, timeout=timeout)
+                await supervisor.worker.change({"prefix": 9}, persist=False, timeout=timeout)
 
     @pytest.mark.parametrize("error", [InvalidRequest, PrefixInUse, StoreUnavailable, ZeroDivisionError])
-    async def test_failure_of_the_first_worker_ends_a_change(
+    async def test_failed_claim_ends_a_change(
         self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
     ) -> None:
-        """What the first worker cannot apply has no effect, and the next change goes on."""
+        """A change whose worker cannot claim is never numbered, and the next change goes on."""
         await supervisor.serve()
         given = {"prefix": 70_000 if error is InvalidRequest else 9}
         if error is PrefixInUse:
@@ -188,77 +189,63 @@ class TestChanging:
         with monkeypatch.context() as patch:
             if error is ZeroDivisionError:
                 patch.setattr(supervisor.doc_ids, "_change", failing)
-            change = asyncio.create_task(supervisor.worker.change(given, supervisor.save, timeout=None))
-            await supervisor.give_turn(1)
             with pytest.raises(error):
-                await change
-        assert supervisor.given() is None
-        assert (supervisor.doc_ids.prefix, kept(supervisor.worker)) == (3, {})
-        change = asyncio.create_task(
-            supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
-        )
-        await supervisor.give_turn(2)
-        assert supervisor.given() == {"auto_increment_offset": 5}
-        assert kept(supervisor.worker) == {"auto_increment_offset": 5}
-        supervisor.pipe.send(messages.NodeState(0, {}, [2]))
+                await supervisor.worker.change(given, persist=True, timeout=None)
+        change = asyncio.create_task(supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None))
+        assert (await supervisor.number(1, others=1))["given"] == {"auto_increment_offset": 5}
         await change
+        assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (3, 5)
 
-    async def test_change_that_cannot_be_persisted_has_no_effect(self, supervisor: Supervisor, tmp_path: Path) -> None:
-        """A change that cannot be written to the file is not made in any worker."""
+    async def test_change_that_cannot_be_persisted_has_no_effect(self, supervisor: Supervisor) -> None:
+        """A change that the supervisor cannot write to the file is not made."""
         await supervisor.serve()
-        path = tmp_path / f"persisted-{LISTEN.replace(':', '-')}.json"
-        path.mkdir()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, supervisor.save, timeout=None))
-        await supervisor.give_turn(1)
-        with pytest.raises(InvalidRequest, match="cannot read"):
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=True, timeout=None))
+        await supervisor.number(1, refused="cannot read it")
+        with pytest.raises(InvalidRequest, match="persist: cannot read it"):
             await change
-        assert (supervisor.given(), supervisor.doc_ids.prefix) == (None, 3)
+        assert supervisor.doc_ids.prefix == 3
 
     async def test_cancelled_change_still_publishes_its_event(self, supervisor: Supervisor) -> None:
-        """A change is made, published once and kept even if its caller has cancelled the call."""
+        """A change is made and published once even if its caller has cancelled the call."""
         await supervisor.serve()
         events: list[tuple[ChangedSettings, ChangedSettings]] = []
         with change_events.listening(lambda *change: events.append(change)):
-            call = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
-        await supervisor.expect(messages.TurnWanted)
+            call = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+        asked = await supervisor.expect(messages.Asked)
         call.cancel()
         await asyncio.wait({call})
-        supervisor.pipe.send(messages.Turn(1))
-        await supervisor.expect(messages.TurnEnded)
-        assert supervisor.given() == {"prefix": 9}
+        supervisor.send_settings(1, prefix=9)
+        supervisor.pipe.send(messages.Answered(asked.number, "", ""))
+        await supervisor.expect(messages.Applied)
         assert events == [({"prefix": 3}, {"prefix": 9})]
 
-    @pytest.mark.parametrize("refused", [True, False], ids=["refusal", "fault"])
-    async def test_failure_after_the_caller_left(
-        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, refused: bool
-    ) -> None:
-        """A change that fails after its caller left is only logged, and only if it is a fault."""
+    async def test_refusal_after_the_caller_left_is_not_logged(self, supervisor: Supervisor) -> None:
+        """A change that is refused after its caller left logs nothing."""
         await supervisor.serve()
         unretrieved: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
-        if not refused:
-            monkeypatch.setattr(supervisor.doc_ids, "_change", failing)
-        with capture_logs() as logs:
-            with pytest.raises(ChangePending, match="0 of 2 workers have applied the change; it may still be applied"):
-                await supervisor.worker.change({"prefix": 70_000 if refused else 9}, None, timeout=0.0)
-            change = supervisor.worker.changes.copy()
-            await supervisor.give_turn(1)
-            await asyncio.wait(change)
-            await asyncio.sleep(0)
-        change.clear()
+        with pytest.raises(ChangePending):
+            await supervisor.worker.change({"prefix": 9}, persist=True, timeout=0.0)
+        changes = supervisor.doc_ids._changes.copy()
+        await supervisor.number(1, refused="cannot read it")
+        await asyncio.wait(changes)
+        changes.clear()
         gc.collect()
         assert unretrieved == []
-        assert [each["event"] for each in logs] == ([] if refused else ["change_failed"])
+        assert supervisor.doc_ids.prefix == 3
 
     def test_pending_change_forbids_a_retry_of_the_transport(self) -> None:
         """At its deadline a caller gets this error: a retry by gRPC's policy would hide it."""
         assert dict(status.from_refusal(ChangePending(1, 2)).trailers)[status.PUSHBACK] == "-1"
 
-    async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor) -> None:
+    @pytest.mark.parametrize("is_numbered", [True, False])
+    async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor, is_numbered: bool) -> None:
         """A change whose supervisor exits fails with SERVER_DRAINING."""
         await supervisor.serve()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
-        await supervisor.expect(messages.TurnWanted)
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+        if is_numbered:
+            await supervisor.number(1)
+        await supervisor.expect(messages.Applied if is_numbered else messages.Asked)
         await supervisor.pipe.close()
         with pytest.raises(ServerDraining):
             await change
@@ -270,7 +257,7 @@ class TestFollowing:
         await supervisor.serve()
         events: list[object] = []
         with change_events.listening(lambda *change: events.append(change)):
-            supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
+            supervisor.send_settings(1, prefix=9)
             assert await supervisor.expect(messages.Applied) == messages.Applied(1)
         assert supervisor.doc_ids.prefix == 9
         assert len(supervisor.store.calls_of("claim_start")) == 2
@@ -280,7 +267,7 @@ class TestFollowing:
         """P6: a worker without the store issues ids with its old settings, and tries again."""
         await supervisor.serve()
         supervisor.store.down = True
-        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
+        supervisor.send_settings(1, prefix=9)
         await supervisor.wait_failures(3)
         runs = supervisor.doc_ids.issue_now(1)
         assert runs is not None
@@ -297,36 +284,29 @@ class TestFollowing:
         monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 60.0)
         await supervisor.serve()
         supervisor.store.next("claim_start", unreachable())
-        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
+        supervisor.send_settings(1, prefix=9)
         await supervisor.wait_failures(1)
-        supervisor.pipe.send(messages.NodeState(2, CHANGED | {"prefix": 10}, [0]))
+        supervisor.send_settings(2, prefix=10)
         assert await supervisor.expect(messages.Applied) == messages.Applied(2)
         assert supervisor.doc_ids.prefix == 10
         assert [call.arguments[0] for call in supervisor.store.calls_of("claim_start")] == [3, 9, 10]
 
-    async def test_own_change_first_applies_those_of_others(
-        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A worker in its turn first applies an earlier change, and persists only its own."""
-        monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 60.0)
+    async def test_last_change_wins_over_an_own_one(self, supervisor: Supervisor) -> None:
+        """A worker whose own change was numbered before another one ends with the last one."""
         await supervisor.serve()
-        supervisor.store.next("claim_start", unreachable())
-        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
-        await supervisor.wait_failures(1)
-        change = asyncio.create_task(
-            supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
-        )
-        await supervisor.give_turn(2)
-        assert supervisor.given() == {"auto_increment_offset": 5}
-        assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (9, 5)
-        assert kept(supervisor.worker) == {"auto_increment_offset": 5}
-        supervisor.pipe.send(messages.NodeState(0, {}, [2]))
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+        asked = await supervisor.expect(messages.Asked)
+        supervisor.send_settings(1, prefix=9, auto_increment_offset=5)
+        supervisor.send_settings(2, prefix=10, others=2)
+        supervisor.pipe.send(messages.Answered(asked.number, "", ""))
         await change
+        assert await supervisor.expect(messages.Applied) == messages.Applied(2)
+        assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (10, 5)
 
     async def test_old_prefix_is_left_to_the_other_workers(self, supervisor: Supervisor) -> None:
         """A worker that changes the prefix does not release the old one, which others still use."""
         await supervisor.serve()
-        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
+        supervisor.send_settings(1, prefix=9)
         await supervisor.expect(messages.Applied)
         assert supervisor.store.calls_of("release_prefix") == []
 
@@ -403,7 +383,3 @@ async def test_orphan_that_starts_ends(supervisor: Supervisor) -> None:
 
 async def failing(*_: object) -> None:
     raise ZeroDivisionError("of its own")
-
-
-def kept(worker: Worker) -> dict[str, int]:
-    return worker.node_settings.read()
