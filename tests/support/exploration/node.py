@@ -192,6 +192,7 @@ class ExploredNode(Node):
         self.sent = 0  # the number of its calls to the store
         self.received = 0  # the ids in answers of the store, confirmed by the witness or not
         self.is_gone = False  # whether it was killed
+        self.is_worker = False  # whether the store applies its calls at once
         self.has_opened = False  # whether it has opened the store, in scenarios that exchange it
 
     def see(self, *event: Any) -> None:

@@ -39,6 +39,7 @@ from tests.support.exploration.steps import (
     stop,
 )
 from tests.support.exploration.stream import Stream
+from tests.support.exploration.workers import Server
 from tests.support.exploration.world import World
 from tests.support.fake_witness import MemoryWitness
 from tests.support.promises.calls import unless_refused
@@ -799,6 +800,18 @@ def _restored_prefix(world: World) -> None:
         world.promises.record_start(node)
         world.run(node, world.calls.make_doc_ids(node, 1))
     _actors(world, (set_prefix(2, 7), restore(), set_prefix(2, 0), make_doc_ids(2)), (claim(1), make_doc_ids(1)))
+
+
+@_scenario("two workers change their node at once", promises=(6,), has_more=False)
+def _workers(world: World) -> None:
+    server = Server(world)
+    _actors(world, (server.change(2, prefix=7, auto_increment_offset=5),), (server.change(3, prefix=8),))
+
+
+@_scenario("two workers change their node at once, and one is killed", promises=(6,), has_more=False, is_long=True)
+def _workers_killed(world: World) -> None:
+    server = Server(world)
+    _actors(world, (server.change(2, auto_increment_offset=5),), (server.change(3, prefix=8),), (kill(3),))
 
 
 @_scenario("a store imports its own export beside a node", promises=(1, 2, 5), jumps=(PAST_LEASE,), has_more=False)

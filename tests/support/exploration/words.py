@@ -51,6 +51,8 @@ def describe(world: World, move: Move) -> str:
         case "start":
             actor = world.actors[subject]
             return actor.steps[actor.done].words
+        case "deliver":
+            return world.channels[subject].words
     message = next(message for message in world.messages if message.number == subject)
     call = f"{_words(message)} of n{message.node.number}"
     late = "" if message.is_awaited else ", late"

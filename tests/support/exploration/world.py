@@ -1,7 +1,8 @@
 """Nodes, their store and the calls between them, where every next event is chosen from outside."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW, MachineCloc
 
 if TYPE_CHECKING:
     from tests.support.exploration.scenario import Actor, Scenario
+    from tests.support.exploration.workers import Channel
 
 # A kind of move and what it moves, such as ("apply", 3): numbers and text only, so that a trace can
 # be written down.
@@ -67,6 +69,10 @@ class World:
     witness: MemoryWitness | None = None  # the witness of nodes that start; None without one
     # Whether the witness was restored or emptied: then a restored store is not noticed.
     loses_marks: bool = False
+    channels: "list[Channel]" = field(default_factory=list)  # between the processes of a server
+    # What must hold once all is over; each raises an ``AssertionError``.
+    final_checks: list[Callable[[], None]] = field(default_factory=list)
+    patches: ExitStack = field(default_factory=ExitStack)  # of the server's code, until the end
     _numbers: int = 0
     _parents: list[SimulatedLoop] = field(default_factory=list)  # loops that were left by a fork
 
@@ -84,7 +90,9 @@ class World:
         sequence = Sequence(**settings)
         self.store.rows[name] = Row(sequence, sequence.before_start)
 
-    def add_node(self, prefix: int = 0, window: float = REQUEST_ID_WINDOW) -> ExploredNode:
+    def add_node(
+        self, prefix: int = 0, window: float = REQUEST_ID_WINDOW, kind: type[ExploredNode] = ExploredNode
+    ) -> ExploredNode:
         """Start a node; without ``outage_reserve`` only calls that wait refill its leases.
 
         A refill beside each call would multiply the orders of events tenfold.
@@ -92,7 +100,7 @@ class World:
         if not self.outage_reserve:
             reserve.GENEROSITY = reserve.LARGEST_CALLS = 0
         config = replace(CONFIG, outage_reserve=self.outage_reserve)
-        node = ExploredNode(self, len(self.nodes) + 1, prefix, window, config)
+        node = kind(self, len(self.nodes) + 1, prefix, window, config)
         self.nodes.append(node)
         return node
 
@@ -125,6 +133,8 @@ class World:
         node.sent += 1
         message = Message(self._numbers, node, node.sent, method, arguments, node.loop.create_future())
         self.messages.append(message)
+        if node.is_worker:
+            self._apply(message)
         return message
 
     # Called by steps.
@@ -209,12 +219,14 @@ class World:
             self._apply(message)
         for _ in range(FINAL_ROUNDS):
             self._pass(self.now + CONFIG.store_timeout)
-            while awaited := [message for message in self.messages if message.is_awaited]:
-                for message in awaited:
-                    self._apply(message)
-                    self._answer(message)
-                self._settle()
+            while self._answer_all():
+                pass
         self.check()
+        for check in self.final_checks:
+            try:
+                check()
+            except AssertionError as error:
+                raise Violation(_text(error)) from None
         children = self.promises.children
         for actor in self.actors:
             if actor.task is not None and not actor.task.done():
@@ -263,6 +275,7 @@ class World:
     def end(self) -> None:
         """End all tasks."""
         reserve.GENEROSITY, reserve.LARGEST_CALLS = _RESERVE
+        self.patches.close()
         for node in self.nodes:
             node.connection.cut = True
         for loop in [*(node.loop for node in self.nodes), *self._parents]:
@@ -298,6 +311,9 @@ class World:
         message = self._message(number)
         message.result, message.refusal = self._apply(message)
         self.slack += message.requested_ids  # of the first answer
+
+    def _do_deliver(self, index: int) -> None:
+        self.channels[index].deliver()
 
     def _do_answer(self, number: int) -> None:
         self._answer(self._message(number))
@@ -338,6 +354,7 @@ class World:
                     moves.append(("miss", message.number))
             elif not message.applied:
                 optional.append(("apply", message.number))
+        moves += [("deliver", index) for index, channel in enumerate(self.channels) if channel.can_deliver]
         for index, actor in enumerate(self.actors):
             match actor.next(self):
                 case True:
@@ -353,6 +370,8 @@ class World:
                 return True
             case "start":
                 return self.actors[move[1]].concerns(self) is node
+            case "deliver":
+                return self.channels[move[1]].receiver is node
             case "apply" | "answer" | "miss" | "lose" | "refuse" | "twice":
                 return self._message(move[1]).node is node
         return False
@@ -433,20 +452,30 @@ class World:
     def _complete(self, task: "asyncio.Task[Any]") -> None:
         """Answer all calls to the store until a task, and what it started, is done."""
         self._settle()
-        while not task.done() or any(message.is_awaited for message in self.messages):
-            for message in [message for message in self.messages if message.is_awaited]:
-                self._apply(message)
-                self._answer(message)
-            self._settle()
-            if not self.messages and not task.done():
-                raise Violation(f"{task.get_name()} waits for time")
+        while self._answer_all():
+            pass
+        if not task.done():
+            raise Violation(f"{task.get_name()} waits for time")
         self.messages.clear()
+
+    def _answer_all(self) -> bool:
+        """Answer the calls to the store, and deliver lines; return whether there were any."""
+        awaited = [message for message in self.messages if message.is_awaited]
+        for message in awaited:
+            self._apply(message)
+            self._answer(message)
+        ready = [channel for channel in self.channels if channel.can_deliver]
+        for channel in ready:
+            channel.deliver()
+        self._settle()
+        return bool(awaited or ready)
 
     def _settle(self) -> None:
         """Run all nodes until they wait."""
-        for node in self.nodes:
-            while not node.is_gone and node.loop.run_ready():
-                pass
+        while any(node.loop.is_busy and not node.is_gone for node in self.nodes):
+            for node in self.nodes:
+                while not node.is_gone and node.loop.run_ready():
+                    pass
 
     def _pass(self, end: float) -> None:
         paused = [node for node in self.nodes if node.loop.is_busy]
