@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,40 @@ class TestUpdating:
                 update_node(channel, prefix=13, persist=True)
             assert "port 0" in str(error.value.details())
             assert get_node(channel).prefix == 0
+
+    def test_the_last_of_two_updates_at_once_wins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """P6: all workers, one of them new, and a restart use one of two updates made at once."""
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            listen = f"127.0.0.1:{free.getsockname()[1]}"
+        updates = {"prefix": 7, "auto_increment_offset": 3}, {"prefix": 8, "auto_increment_increment": 10}
+
+        def is_made(channel: grpc.Channel, update: dict[str, int]) -> bool:
+            with suppress(grpc.RpcError):  # its worker is killed
+                update_node(channel, persist=True, timeout=50, **update)
+                return True
+            return False
+
+        def settings_of(channel: grpc.Channel) -> tuple[int, int, int]:
+            node = get_node(channel)
+            return node.prefix, node.auto_increment_offset, node.auto_increment_increment
+
+        last = (0, 0, 0)
+        with running(tmp_path, listen=listen, workers=2) as server:
+            for killed in range(2):
+                with channel_per_worker(server) as channels, ThreadPoolExecutor() as pool:
+                    made = pool.map(is_made, channels, updates)
+                    hold_for(0.01 * killed, "both updates are under way")
+                    os.kill(worker_pids(server)[killed], signal.SIGKILL)
+                    assert any(made)
+                wait_until(lambda killed=killed: len(worker_pids(server)) == 3 + killed)  # type: ignore[misc]
+                with channel_per_worker(server) as channels:  # each has a start timestamp of its own
+                    wait_until(lambda channels=channels: len(set(map(settings_of, channels))) == 1, seconds=1)  # type: ignore[misc]
+                    last = settings_of(channels[0])
+            assert last in {(7, 3, 10), (8, 3, 10), (7, 3, 1), (8, 1, 10)}
+            assert server.stop() == 0
+        with running(tmp_path, listen=listen, workers=2) as server, channel_per_worker(server) as channels:
+            assert [settings_of(each) for each in channels] == [last, last]
 
 
 class TestCounting:
