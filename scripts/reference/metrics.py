@@ -22,7 +22,7 @@ The metrics `process_…` of prometheus_client have the label `process`: `server
 
 
 def _rows(families: dict[str, Family], suffix: str = "") -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, family in families.items():
         debug = " Only with `debug_metrics`." if name in DEBUG_METRICS else ""
         rows.append((f"`{name}{suffix}`", ", ".join(f"`{each}`" for each in family.labels), f"{family.help}{debug}"))

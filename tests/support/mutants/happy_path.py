@@ -82,16 +82,14 @@ class Node:
 
     async def start(self, clock: FakeClock) -> None:
         self.clock = clock
-        self.store = cast(Store, WitnessedStore(SlowStore(clock), MemoryWitness(), CONFIG.store_timeout))
+        self.store = cast(Store, WitnessedStore(SlowStore(clock), MemoryWitness()))
         await self.store.open()
         starts = StartTimestamps(self.store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
         start = await starts.start()
         self.doc_ids = doc_ids = DocIdGenerator(starts, start)
         self.allocator = Allocator(self.store, clock, CONFIG, bytes)
-        self.service = SequenceService(self.store, clock, self.allocator, store_timeout=CONFIG.store_timeout)
-        self.request_ids = IdempotentAllocator(
-            self.allocator, self.store, clock, node="here:1", window=60.0, store_timeout=CONFIG.store_timeout
-        )
+        self.service = SequenceService(self.store, clock, self.allocator)
+        self.request_ids = IdempotentAllocator(self.allocator, self.store, clock, node="here:1", window=60.0)
         ranges = RangeSource(
             self.allocator, self.request_ids, doc_ids=doc_ids, clock=clock, max_ids=100, node_id=start.node
         )

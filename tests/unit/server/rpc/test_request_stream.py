@@ -138,7 +138,7 @@ async def test_ids_are_burned_once(stream: Stream) -> None:
 
 async def test_ids_that_a_request_id_burned_are_not_refunded(stream: Stream) -> None:
     """A request id that is reused, or burned by a change, is charged: it may have taken ids."""
-    service = SequenceService(stream.store, stream.source.clock, stream.allocator, store_timeout=5.0)
+    service = SequenceService(stream.store, stream.source.clock, stream.allocator)
     assert await stream.ask(range_of("orders", 1, request_id=REQUEST_ID)) == [(1, 1)]
     assert await stream.ask(range_of("orders", 2, request_id=REQUEST_ID)) == ["REQUEST_ID_REUSED"]
     await service.advance("orders", 60, "", "", service.change_key("", b""))

@@ -53,7 +53,7 @@ async def test_two_marks_of_one_name_in_a_batch_are_one() -> None:
     """P1: of two grants of the same ids that are confirmed at once, one is issued."""
     seen = Mark(1, 10, 1, "seen")
     witness = MemoryWitness(marks={"s": seen})
-    chain = MarkChain(witness, 40.0, os.urandom)
+    chain = MarkChain(witness, os.urandom)
     confirmed = await asyncio.gather(
         *(chain.append("s", seen, 10, Mark(1, 20, 1)) for _ in range(2)), return_exceptions=True
     )
@@ -65,7 +65,7 @@ async def test_a_mark_keeps_its_direction() -> None:
     """P1: a newer sequence that counts the other way does not replace the mark of issued ids."""
     seen = Mark(1, 5, 1, "seen")
     witness = MemoryWitness(marks={"s": seen})
-    chain = MarkChain(witness, 40.0, os.urandom)
+    chain = MarkChain(witness, os.urandom)
     assert await chain.raise_to("s", seen, Mark(2, 100, -1), counts=True)
     assert witness.marks["s"] == seen
     assert await chain.raise_to("s", seen, Mark(2, 100, 1), counts=True)
