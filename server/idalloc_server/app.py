@@ -12,7 +12,7 @@ import structlog
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
-from idalloc_server.domain.clock import Clock, SystemClock
+from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.files.descriptors import spare
 from idalloc_server.listen import transport
@@ -60,7 +60,11 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     traces = open_traces(os.environ)
     rpc = RpcPort(settings, access_control, clock, mode, traces=traces)
     further = [factory(settings, access_control, shares_port=mode.workers is not None) for factory in factories]
-    own = [*_http_ports(settings, access_control, clock, mode), rpc]
+    own: list[Port] = [rpc]
+    if mode.workers is None and (settings.http_listen or settings.probe_listen):
+        from idalloc_server.http.port import HttpPort  # only here: see HttpPort
+
+        own.insert(0, HttpPort(settings, access_control, clock, METHOD_TYPES))
     ports = [*further, *own]  # gRPC's is the last one: while another cannot start, it serves nothing
     stores = Stores(settings.store, settings.witness, clock, timeout=settings.store_timeout, traces=traces)
     spare.fill()
@@ -89,14 +93,6 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         spare.close()
         if traces is not None:
             await traces.close()
-
-
-def _http_ports(settings: Settings, access_control: AccessControl, clock: Clock, mode: ProcessMode) -> list[Port]:
-    if mode.workers is not None or not (settings.http_listen or settings.probe_listen):
-        return []
-    from idalloc_server.http.port import HttpPort  # only here: see HttpPort
-
-    return [HttpPort(settings, access_control, clock, METHOD_TYPES)]
 
 
 @dataclass(kw_only=True)

@@ -160,25 +160,23 @@ class CallLayer:
     def _handler(self, servicer: Servicer, method: MethodDescriptor) -> UnaryHandler:
         name = f"/{servicer.descriptor.full_name}/{method.name}"
         streams = method.server_streaming
-        checked = self.access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
-        inner = checked
+        inner = self.access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
         if method.client_streaming:
-            inner = self._streaming_messages(checked)
+            inner = self._streaming_messages(inner)
         elif streams:
-            inner = self._writing_replies(checked)
+            inner = self._writing_replies(inner)
         fields_of = _field_reader(name, method)
-        log_each = self.log_each
         traces = self.traces
 
         def observe(request: Any, context: Context, code: str, seconds: float) -> None:
             if traces is not None:
                 traces.end_call(code)
-            if log_each:
+            if self.log_each:
                 identity = self.access_control.authenticator.name_of(context)
                 caller = {"peer": self.access_control.peer_of(context), "identity": identity}
                 _log.debug("call", method=name, code=code, ms=round(seconds * 1000, 3), **fields_of(request), **caller)
 
-        call = self._surround(name, self.metrics.method(name), inner, observe if log_each or traces else None)
+        call = self._surround(name, self.metrics.method(name), inner, observe if self.log_each or traces else None)
         return call if traces is None else traces.trace_call(name, call, fields_of, self.access_control.metadata_of)
 
     def _surround(
@@ -207,7 +205,9 @@ class CallLayer:
                 failure = self.record_failure(name, error)
                 code = failure.code.name
                 ended = perf_counter()  # without a delay that is on purpose
-                await self._answer_failure(context, error, failure)
+                if isinstance(error, Refusal) and error.wait and not draining.has_begun:
+                    await self._delayed.wait(context.time_remaining())
+                await self._abort(context, failure)
             finally:
                 seconds = (ended or perf_counter()) - began
                 calls.end(code, seconds)
@@ -217,11 +217,6 @@ class CallLayer:
                     observe(request, context, code, seconds)
 
         return call
-
-    async def _answer_failure(self, context: Context, error: Exception, failure: status.Status) -> NoReturn:
-        if isinstance(error, Refusal) and error.wait and not self.draining.has_begun:
-            await self._delayed.wait(context.time_remaining())
-        await self._abort(context, failure)
 
     async def _refuse_unread(self, name: str, context: Context) -> NoReturn:
         """Refuse a call because the server drains, or else because it cannot be decoded."""

@@ -162,17 +162,13 @@ class IdAllocatorServicer:
         uuids = self.uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self.uuids.v7(count)
         if request.view == pb.UUID_VIEW_BYTES:
             return pb.GenerateUuidResponse(uuid_bytes=uuids)
-        return pb.GenerateUuidResponse(uuids=_format_uuids(uuids))
+        digits = b"".join(uuids).hex()
+        each = (digits[start : start + 2 * UUID_BYTES] for start in range(0, len(digits), 2 * UUID_BYTES))
+        texts = [f"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}" for one in each]
+        return pb.GenerateUuidResponse(uuids=texts)
 
 
 def _check_total(value: int) -> int:
     if value < 1:
         raise InvalidRequest("total_id_count", f"must be at least 1, not {value}")
     return value
-
-
-def _format_uuids(uuids: list[bytes]) -> list[str]:
-    digits = b"".join(uuids).hex()
-    starts = range(0, len(digits), 2 * UUID_BYTES)
-    each = (digits[start : start + 2 * UUID_BYTES] for start in starts)
-    return [f"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}" for one in each]

@@ -23,8 +23,6 @@ from idalloc_server.telemetry.traces import Traces
 
 # The pause between attempts to open an unavailable store at startup.
 OPEN_RETRY_SECONDS = 1.0
-# These calls have no timeout: ``open`` may create tables, and ``Stores.open`` repeats it.
-_WITHOUT_TIMEOUT = ("open", "close")
 
 _Target = TypeVar("_Target")
 _Method = Callable[..., Awaitable[Any]]
@@ -67,7 +65,8 @@ class _Proxy:
         return getattr(self._target, name)
 
     def surround(self, call: _Method, name: str) -> _Method:
-        timeout = None if name in _WITHOUT_TIMEOUT else self._timeout
+        # An opening store may create tables, and ``Stores.open`` repeats it.
+        timeout = None if name in ("open", "close") else self._timeout
         counted = f"witness_{name}" if self._kind == "witness" else name
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:

@@ -295,8 +295,7 @@ class Supervisor:
                     await self._node_settings.update(given)
                 except InvalidRequest as refusal:
                     return refusal.rule
-            update = {SETTINGS[field]: value for field, value in given.items()}
-            self._settings = self._settings.model_copy(update=update)
+            self._settings = self._settings.model_copy(update={SETTINGS[field]: given[field] for field in given})
             self._revision += 1
             self._send_state(*self._workers.values())
         return ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid, StoreExchanged
@@ -92,11 +92,9 @@ def grant(
     demand: Demand | None = None,
 ) -> Grant | None:
     """See ``Store.grant``."""
-    found = _read(db, name)
+    found = _read_present(db, name)
     if found is None:
         return None
-    if found.row.deleted:
-        _refuse_deleted(db, name)
     sequence = found.row.sequence
     before = found.counter
     left = 0
@@ -112,11 +110,9 @@ def grant_timestamps(
     db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: Mark = NO_MARK
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
-    found = _read(db, name)
+    found = _read_present(db, name)
     if found is None:
         return None
-    if found.row.deleted:
-        _refuse_deleted(db, name)
     if found.mode != stored_rows.TIMESTAMP or floor.is_ahead_of(found.row.generation, found.counter):
         return _write_grant(db, found, lease_ms, CounterGrant(found.counter, granted=0, remaining=0))
     result = timestamp_grant(found.counter, found.row.sequence.max_value, wanted=wanted, now=now, ahead=ahead)
@@ -251,9 +247,12 @@ def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
     return _StoredRow(row, mode, writes or 0, demand)
 
 
-def _refuse_deleted(db: sqlite3.Connection, name: str) -> NoReturn:
-    check_retired(db, name)
-    raise SequenceDeleted(name)
+def _read_present(db: sqlite3.Connection, name: str) -> _StoredRow | None:
+    found = _read(db, name)
+    if found is not None and found.row.deleted:
+        check_retired(db, name)
+        raise SequenceDeleted(name)
+    return found
 
 
 def _write_grant(
