@@ -10,8 +10,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import WRITES, Store
+from idalloc_server.domain.store.store_calls import proxied
 from idalloc_server.store import stores
-from idalloc_server.store.stores import Stores, proxied
+from idalloc_server.store.stores import Stores
 from idalloc_server.telemetry.traces import Traces
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.fake_witness import MemoryWitness

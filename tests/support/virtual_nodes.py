@@ -16,7 +16,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.store.stores import proxied
+from idalloc_server.domain.store.store_calls import proxied
 from tests.support.fake_store import MemoryStore
 from tests.support.sequence_allocators import make
 from tests.support.virtual_time import VirtualTimeLoop

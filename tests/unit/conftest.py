@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.store.stores import proxied
+from idalloc_server.domain.store.store_calls import proxied
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG
 

@@ -264,10 +264,7 @@ class Supervisor:
                 asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
 
     async def _send_answer(self, worker: WorkerProcess, asked: messages.Asked) -> None:
-        """Answer a question of a worker: ``change``, or ``rates``, the sums of the others' rates.
-
-        All their answers together could be too long for a message.
-        """
+        """Answer ``change``, or ``rates`` by sums: all answers could be too long for a message."""
         if asked.question == "change":
             result: Any = await self._change(**asked.arguments)
         else:

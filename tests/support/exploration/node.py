@@ -10,11 +10,11 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import GrantLost, Refusal, StartRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand, Grant, Mark
+from idalloc_server.domain.store.store_calls import proxied
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.cluster.joined_writes import MAX_REQUESTS, JoinedWrites
 from idalloc_server.store.cluster.write_mark import WriteMark
-from idalloc_server.store.stores import proxied
 from tests.support.fake_witness import MemoryWitness
 from tests.support.forwarding_store import ForwardingStore, call_store
 from tests.support.promises.ledger import RecordedConnection

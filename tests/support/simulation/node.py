@@ -13,7 +13,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.store.stores import proxied
+from idalloc_server.domain.store.store_calls import proxied
 from tests.support.fake_process import FakeProcess
 from tests.support.promises.ledger import RecordedConnection
 from tests.support.simulation.loop import SimulatedLoop

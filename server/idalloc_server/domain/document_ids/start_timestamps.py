@@ -104,7 +104,6 @@ class StartTimestamps:
                 seen_at=claim.seen_at,
                 next_step="give this node or the other one another node_prefix",
             )
-        self._claimed[prefix] = claim.start_timestamp
         return StartTimestamp(prefix, claim.start_timestamp)
 
     async def claim_next(self, after: int) -> StartTimestamp:
@@ -116,7 +115,6 @@ class StartTimestamps:
         """
         prefix = self.prefix
         claim = await self._claim(prefix, after + 1)
-        self._claimed[prefix] = claim.start_timestamp
         return StartTimestamp(prefix, claim.start_timestamp)
 
     async def keep_prefix(self, record_success: Callable[[], None] = lambda: None) -> None:
@@ -161,6 +159,7 @@ class StartTimestamps:
             except StoreRetired as refusal:
                 raise _Retired(str(refusal), prefix=prefix) from None
             if claim.start_timestamp < TIMESTAMP_END:
+                self._claimed[prefix] = claim.start_timestamp
                 return claim
         why = f"prefix {prefix} has no start timestamp below 2^32 left: set a different node_prefix"
         raise DocIdTimestampRefused(why, prefix=prefix)

@@ -198,9 +198,7 @@ class IdempotentAllocator:
         now = self._clock.boot()
         self._seen_records.note(newest, now)
         retention = self._seen_records.retention(now, self.window)
-        if retention is None:
-            return
-        while await self._store.forget_recorded(retention, PRUNE_BATCH_ROWS):
+        while retention is not None and await self._store.forget_recorded(retention, PRUNE_BATCH_ROWS):
             pass  # remove the next batch
 
     async def _warn_if_many(self) -> None:

@@ -1,19 +1,95 @@
-"""Calls of a store: those that callers share, and the health that they show."""
+"""Calls of a store: their proxy, those that callers share, and the health that they show."""
 
 import asyncio
-from collections import deque
+import inspect
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import structlog
 
-from idalloc_server.domain.errors import ServerDraining, StoreExchanged, StoreFailure, StoreRefused
+from idalloc_server.domain.errors import (
+    Refusal,
+    ServerDraining,
+    StoreExchanged,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+    StoreUnavailable,
+)
+from idalloc_server.domain.store.protocol import WRITES
+from idalloc_server.telemetry.traces import Traces
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
+_Target = TypeVar("_Target")
+_Method = Callable[..., Awaitable[Any]]
 
 _log = structlog.get_logger("idalloc.store")
+
+
+def proxied(
+    target: _Target,
+    protocol: type,
+    timeout: float,
+    *,
+    counts: Counter[str] | None = None,
+    traces: Traces | None = None,
+) -> _Target:
+    """Return a store, or a witness, as a serving process calls it.
+
+    A call but ``open`` and ``close`` that takes more than ``timeout`` seconds raises
+    StoreOutcomeUnknown: it may have been applied, or may be later. Calls are counted by method and
+    outcome, such as ``grant ok``. An error that only the caller caused, such as a deleted sequence,
+    is ok: the store answered. Writes of a store have spans if ``traces`` is not None.
+    """
+    proxy = _Proxy(target, protocol.__name__.lower(), timeout, Counter() if counts is None else counts)
+    for name, method in vars(protocol).items():
+        if inspect.iscoroutinefunction(method):
+            call = getattr(target, name)
+            if traces is not None and name in WRITES:
+                call = traces.trace_write(call, name, proxy.address)
+            setattr(proxy, name, proxy.surround(call, name))
+    return cast(_Target, proxy)
+
+
+@dataclass(eq=False)
+class _Proxy:
+    _target: object
+    _kind: str  # store or witness
+    _timeout: float
+    _counts: Counter[str]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def surround(self, call: _Method, name: str) -> _Method:
+        # An opening store may create tables, and ``Stores.open`` repeats it.
+        timeout = None if name in ("open", "close") else self._timeout
+        counted = f"witness_{name}" if self._kind == "witness" else name
+
+        async def surrounded(*args: Any, **kwargs: Any) -> Any:
+            outcome = "ok"
+            try:
+                async with asyncio.timeout(timeout):
+                    return await call(*args, **kwargs)
+            except TimeoutError:
+                outcome = "unavailable"
+                raise StoreOutcomeUnknown(f"the {self._kind} did not answer within {self._timeout:g} s") from None
+            except (StoreUnavailable, asyncio.CancelledError):
+                outcome = "unavailable"
+                raise
+            except StoreRefused:
+                outcome = "refused"
+                raise
+            except Exception as error:
+                outcome = "ok" if isinstance(error, Refusal) else "error"
+                raise
+            finally:
+                self._counts[f"{counted} {outcome}"] += 1
+
+        return surrounded
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.idempotency.idempotent_allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.sequence import Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.store.stores import proxied
+from idalloc_server.domain.store.store_calls import proxied
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.waiting import until as until
 
