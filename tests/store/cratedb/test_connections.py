@@ -131,7 +131,7 @@ class TestLimits:
                 writer.write(part if length else b"%x\r\n%s\r\n" % (len(part), part))
                 await writer.drain()
 
-        await self._refuses(make_http, answer, "of more than 64 MiB")
+        await self._refuses(make_http, answer, "of more than 128 MiB")
 
     async def test_a_compressed_body_counts_as_it_unpacks(self, make_http: MakeHttp) -> None:
         """200 MiB that fit into 200 KiB are an error."""
@@ -141,7 +141,7 @@ class TestLimits:
             head = b"HTTP/1.1 200 X\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
             writer.write(head + packed)
 
-        await self._refuses(make_http, answer, "of more than 64 MiB")
+        await self._refuses(make_http, answer, "of more than 128 MiB")
 
     async def test_informational_answers_end(self, make_http: MakeHttp) -> None:
         """Endless answers of 100 Continue are an error."""
