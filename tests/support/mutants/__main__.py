@@ -1,4 +1,4 @@
-"""Runs each mutant against each killer; ``make mutants`` does.
+"""Runs each mutant against the killers, until one finds it; ``make mutants`` does.
 
 The exit code is 1 if a mutant survives all killers, and 2 if there is no result: the place of an
 edit does not exist, the happy path fails under a mutant, a killer fails without a mutant, or a
@@ -56,12 +56,12 @@ def main() -> int:
 
 
 def _run_all(mutants: list[Mutant]) -> Results:
-    """Return the verdicts by mutant and killer.
+    """Return the verdicts by mutant and killer, without killers that did not run.
 
     Raises:
         NoResultError: There is no result.
     """
-    results: Results = {mutant.name: {} for mutant in mutants}
+    results: Results = {}
     with ThreadPoolExecutor(JOBS) as pool:
         try:
             programs = {"no mutant": None, **{mutant.name: mutant for mutant in mutants}}
@@ -71,16 +71,25 @@ def _run_all(mutants: list[Mutant]) -> Results:
             for killer, alone in zip(KILLERS, pool.map(lambda killer: run(killer, None), KILLERS), strict=True):
                 if alone.killed or alone.is_broken:
                     raise NoResultError(f"{killer.name} fails without a mutant: {alone.note}")
-            pairs = [(killer, mutant) for mutant in mutants for killer in KILLERS]
-            for (killer, mutant), verdict in zip(pairs, pool.map(lambda pair: run(*pair), pairs), strict=True):
-                if verdict.is_broken:
-                    raise NoResultError(f"{mutant.name}: {killer.name} has no result: {verdict.note}")
-                results[mutant.name][killer.name] = verdict
-                if killer is KILLERS[-1]:
-                    print(*_lines(mutant, results[mutant.name]), sep="\n", flush=True)
+            for mutant, verdicts in zip(mutants, pool.map(_run_until_killed, mutants), strict=True):
+                for name, verdict in verdicts.items():
+                    if verdict.is_broken:
+                        raise NoResultError(f"{mutant.name}: {name} has no result: {verdict.note}")
+                results[mutant.name] = verdicts
+                print(*_lines(mutant, verdicts), sep="\n", flush=True)
         finally:
             pool.shutdown(cancel_futures=True)
     return results
+
+
+def _run_until_killed(mutant: Mutant) -> dict[str, Verdict]:
+    """Return the verdicts of the killers, of which the first that finds the mutant is the last."""
+    verdicts: dict[str, Verdict] = {}
+    for killer in KILLERS:
+        verdicts[killer.name] = verdict = run(killer, mutant)
+        if verdict.killed or verdict.is_broken:
+            break
+    return verdicts
 
 
 def _lines(mutant: Mutant, verdicts: dict[str, Verdict]) -> Iterator[str]:

@@ -16,16 +16,17 @@ _HEAD = """\
 This page shows that the tests notice faults. A *mutant* is the code with one seeded fault: an edit of a line or two
 that breaks a promise of the [guarantees](../explanation/guarantees.md), or a mechanism that keeps it.
 
-`make mutants` runs the tests below against each mutant, and writes this page (here on {date} with idalloc {idalloc},
-{machine}, in {minutes:.0f} minutes). It fails if a mutant survives all of them. An edit whose place no longer exists is
-an error, also in `make test`. So is an edit under which a node no longer works when nothing fails.
+`make mutants` runs the tests below against each mutant, one kind after the other until one kills it, and writes this
+page (here on {date} with idalloc {idalloc}, {machine}, in {minutes:.0f} minutes). It fails if a mutant survives all of
+them. An edit whose place no longer exists is an error, also in `make test`. So is an edit under which a node no longer
+works when nothing fails.
 
 | Column | What runs under the mutant |
 |---|---|
 {killers}
 
-{killed} of {count} mutants were killed. A test of one kind may miss a mutant that another kind kills. A dash means that
-it did not run; [the list](#what-the-exploration-cannot-see) has the reasons.
+{killed} of {count} mutants were killed. A dash means that tests of this kind did not run, since those before had killed
+the mutant, or since the exploration [cannot see it](#what-the-exploration-cannot-see).
 
 """
 
@@ -50,7 +51,12 @@ def page(results: Mapping[str, Mapping[str, Verdict]], seconds: float) -> str:
     """
     names = [killer.name for killer in KILLERS]
     rows = [
-        [f"`{name}`", MUTANTS[name].attacks, MUTANTS[name].what, *(_word(verdicts[each]) for each in names)]
+        [
+            f"`{name}`",
+            MUTANTS[name].attacks,
+            MUTANTS[name].what,
+            *(_word(verdicts.get(each, Verdict(None))) for each in names),
+        ]
         for name, verdicts in results.items()
     ]
     head = _HEAD.format(
