@@ -26,7 +26,7 @@ def public_api(source: Path) -> list[str]:
     for module, folder in ((package, "_sync.sequences"), (package["aio"], "aio._sequences")):
         found |= {f"{module.path}.{name}": module[name].final_target for name in module.exports if name != "aio"}
         found[f"{module.path}.Client.sequences"] = package[f"{folder}.Sequences"]
-    for module in package["ext"].modules.values():
+    for module in (each for each in package["ext"].modules.values() if not each.name.startswith("_")):
         own = [each for each in (*module.functions.values(), *module.classes.values()) if not each.is_alias]
         found |= {each.path: each for each in own if not each.name.startswith("_")}
     public = {each.path for each in found.values()}

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -174,7 +174,13 @@ class BaseClient(Client[Connection]):
         return self._servers.dropped_ids
 
     @classmethod
-    def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
+    def from_environment(
+        cls,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        log: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Self:
         """Return a client configured by the environment variables of the command ``idalloc``.
 
         They are IDALLOC_SERVER, IDALLOC_TLS, IDALLOC_CA, IDALLOC_CERT, IDALLOC_KEY,
@@ -184,13 +190,14 @@ class BaseClient(Client[Connection]):
         Args:
             timeout: As in ``Client``.
             log: As in ``Client``.
+            environ: The variables; by default those of the process.
 
         Raises:
             InvalidConfig: A variable is invalid, or its file cannot be read; the message names the
                 variable.
         """
         with _invalid_arguments():
-            target, settings, arguments = from_environment()
+            target, settings, arguments = from_environment(environ)
         client = cls(target, timeout=timeout, log=log, **arguments)
         client._settings = settings
         client._stamps = settings.stamps()

@@ -231,11 +231,15 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             self._abort(context, "INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT, field="id_count")
         with self._lock:
             number = self._next[sequence]
+            if known := self.sequences.get(sequence):
+                number = max(number, known.start, known.last_value + 1)
             left = self.last.get(sequence, 2**62) - number + 1
             if count > left:
                 code = grpc.StatusCode.OUT_OF_RANGE
                 self._abort(context, "SEQUENCE_EXHAUSTED", code, remaining=left, largest_range=left)
-            self._next[sequence] += count
+            self._next[sequence] = number + count
+            if known:
+                known.last_value = number + count - 1
         first, last = number * self.step, (number + count - 1) * self.step
         return pb.IdRange(first_id=first, last_id=last, step=self.step, id_count=count)
 

@@ -7,6 +7,7 @@ WHOLE = {
     "docs/tutorial.md": "tests/e2e/test_tutorial.py",
     "docs/guides/access-control.md": "tests/e2e/test_guides.py",
     "docs/guides/choosing-a-key.md": "tests/e2e/test_guides.py",
+    "docs/guides/cratedb-auto-increment.md": "tests/e2e/test_sdk_guides.py",
     "docs/guides/deployment.md": "tests/e2e/test_guides.py",
     "docs/guides/envoy.md": "tests/e2e/test_guides.py",
     "docs/guides/formats-and-resets.md": "tests/e2e/test_sequence_guides.py",
@@ -42,6 +43,7 @@ OPENSEARCH = "tests/e2e/test_opensearch_documents.py runs it"
 NOT_RUN = {
     "docs/index.md": {"git clone https://example.com/idalloc": "the address is a placeholder"},
     "docs/tutorial.md": {"python3 -m venv ~/idalloc-tutorial": INDEX},
+    "docs/guides/cratedb-auto-increment.md": {"pip install '.[server,sqlalchemy]'": INDEX},
     "docs/guides/deployment.md": {
         "CREATE USER idalloc WITH (password = '…');": "it needs a CrateDB with users",
         "useradd --system --shell /usr/sbin/nologin idalloc": "it changes the system",

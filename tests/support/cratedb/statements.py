@@ -133,6 +133,8 @@ class Statements(Tables):
             UnknownStatement: The emulator does not know the form.
         """
         statement, nonce, reference = without_ties(statement)
+        if statement.startswith("INSERT"):
+            statement = statement.replace("now()", str(self.now_ms()))
         found, run = self._parse(statement)
         check_arguments(found[0], args)
         with self._transaction():
@@ -436,6 +438,8 @@ def _without_dialect(text: str) -> str:
         columns = made[2].replace(" LONG", " BIGINT").replace(" STRING", " TEXT")
         columns = re.sub(rf"\b{made[3]} (\w+) NOT NULL", rf"{made[3]} \1 PRIMARY KEY", columns)
         return f"CREATE TABLE {made[1]} ({columns})"
+    if largest := re.fullmatch(r"SELECT max\((?:\w+\.)+(\w+)\) AS \w+ FROM (\S+)", text):
+        return f'SELECT MAX("{largest[1]}") FROM {largest[2]}'
     if read := re.fullmatch(r"SELECT .+ FROM (\w+) WHERE .+", text):
         return text.replace(f"{read[1]}.", "")
     return text
