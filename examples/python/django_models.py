@@ -1,6 +1,6 @@
-"""A Django model whose primary keys come from an idalloc sequence: an app in one file.
+"""A Django model whose primary keys come from an idalloc sequence, in an app of one file.
 
-pip install . django  # in a clone of idalloc
+pip install '.[django]'  # in a clone of idalloc
 python django_models.py SERVER FILE COUNT
 """
 
@@ -10,8 +10,6 @@ import django
 from django.conf import settings
 from django.db import connection, models
 
-import idalloc
-
 parser = argparse.ArgumentParser(description="Insert Django models with ids from idalloc.")
 parser.add_argument("server", metavar="SERVER", help="HOST:PORT of the idalloc server")
 parser.add_argument("file", metavar="FILE", help="the SQLite file with the table of orders")
@@ -20,23 +18,18 @@ arguments = parser.parse_args()
 
 # In a project these lines are in settings.py.
 sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": arguments.file}
+DEFAULT_AUTO_FIELD = "idalloc.ext.django.IdallocBigAutoField"
+IDALLOC = {"server": arguments.server}
 settings.configure(
-    IDALLOC_SERVER=arguments.server,
+    DEFAULT_AUTO_FIELD=DEFAULT_AUTO_FIELD,
+    IDALLOC=IDALLOC,
     DATABASES={"default": sqlite | {"OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20}}},
 )
 django.setup()
 
-# In a project the rest is in models.py. Neither call connects: the first id does.
-client = idalloc.Client(settings.IDALLOC_SERVER)
-order_ids = client.ids("orders")
 
-
-def next_order_id() -> int:  # a function with a name, since migrations refer to it
-    return next(order_ids)
-
-
+# In a project the rest is in models.py.
 class Order(models.Model):
-    id = models.BigIntegerField(primary_key=True, default=next_order_id, editable=False)
     customer = models.TextField()
 
     class Meta:
@@ -57,4 +50,3 @@ if __name__ == "__main__":
         main(arguments.count)
     finally:
         connection.close()
-        client.close()
