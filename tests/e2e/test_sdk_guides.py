@@ -19,6 +19,12 @@ def test_the_sqlalchemy_guide_runs(tmp_path: Path, subtests: pytest.Subtests) ->
 
 
 @pytest.mark.test_long
+def test_the_pandas_guide_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """The code blocks of the guide to pandas that need no CrateDB work."""
+    run_page("docs/guides/pandas.md", tmp_path, subtests)
+
+
+@pytest.mark.test_long
 def test_the_guide_to_auto_increment_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Each code block of the guide to CrateDB's keys works, and prints what the page shows."""
     with table_with_a_row("doc.others", 1, tmp_path) as crate:

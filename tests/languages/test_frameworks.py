@@ -176,6 +176,32 @@ class TestPrograms:
                 assert process.returncode == 0, output
             check_ids(server, h2.ids() if h2 else sqlite_ids(file), PROCESSES * ROWS)
 
+    def test_an_unmodified_program_gets_keys_by_its_url(self, tmp_path: Path) -> None:
+        """P1: three processes of a stock SQLAlchemy program; only the URL knows idalloc."""
+        stock = Language("frameworks", (sys.executable, "sqlalchemy_orders.py"))
+        file = tmp_path / "orders.db"
+        plugin = "plugin=idalloc&idalloc_sequence={table}"
+        with orders(tmp_path) as server, ExitStack() as stack:
+            url = f"sqlite:///{file}?timeout=60&{plugin}&idalloc_server={server.address}"
+            sqlite3.connect(file).execute(
+                "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer TEXT)"
+            ).connection.close()
+            for process in [start(stack, stock, url, str(ROWS)) for _ in range(PROCESSES)]:
+                output, _ = process.communicate(timeout=100)
+                assert (process.returncode, output) == (0, f"{ROWS} orders\n"), output
+            check_ids(server, sqlite_ids(file), PROCESSES * ROWS)
+
+    def test_rows_of_a_data_frame_have_ids(self, tmp_path: Path) -> None:
+        """P1: two runs of the program for pandas number all rows differently."""
+        rows = Language("frameworks", (sys.executable, "pandas_rows.py"))
+        with running(tmp_path) as server, ExitStack() as stack:
+            for _ in range(2):
+                process = start(stack, rows, server.address, f"sqlite:///{tmp_path}/rows.db", "30000")
+                output, _ = process.communicate(timeout=100)
+                assert re.match("30000 rows: numbered in ", output), output
+        with closing(sqlite3.connect(tmp_path / "rows.db")) as table:
+            assert sorted(table.execute("SELECT id FROM measurements")) == [(n,) for n in range(1, 60_001)]
+
     def test_forks_of_a_django_process_have_ids_of_their_own(self, tmp_path: Path) -> None:
         """P8: models that were used before a fork take no id of the parent in its children."""
         file, count, forks = tmp_path / "orders.db", 500, str(ROOT / "tests/support/django_forks.py")

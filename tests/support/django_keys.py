@@ -68,8 +68,8 @@ def writes(save: Any) -> list[str]:
 def save_in_each_way() -> None:
     assert isinstance(Order._meta.pk, IdallocBigAutoField)
     Order(id=41, customer="old").save()
-    order: Any = Order(customer="first")
-    assert order.pk is None
+    order = Order(customer="first")
+    assert not order.pk
     assert writes(order.save) == ["UPDATE", "INSERT"]
     assert order.pk == 42
     assert writes(order.save) == ["UPDATE"]

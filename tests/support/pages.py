@@ -16,6 +16,7 @@ WHOLE = {
     "docs/guides/migration.md": "tests/e2e/test_guides.py",
     "docs/guides/mysql-xdevapi.md": "tests/xproto/e2e/test_guides.py",
     "docs/guides/opensearch.md": "tests/e2e/test_opensearch_documents.py",
+    "docs/guides/pandas.md": "tests/e2e/test_sdk_guides.py",
     "docs/guides/python-sdk.md": "tests/e2e/test_sdk_guides.py",
     "docs/guides/sequences.md": "tests/e2e/test_sequence_guides.py",
     "docs/guides/sqlalchemy.md": "tests/e2e/test_sdk_guides.py",
@@ -101,6 +102,10 @@ NOT_RUN = {
         ),
         NODE_CONSUMER,
     ),
+    "docs/guides/pandas.md": dict.fromkeys(
+        ("$ python examples/frameworks/pandas_rows.py", "CREATE TABLE measurements", "from sqlalchemy_cratedb"),
+        "it needs a CrateDB with DOUBLE PRECISION; tests/languages/test_frameworks.py runs the program on SQLite",
+    ),
     "docs/guides/python-sdk.md": {"pip install .": INDEX},
     "docs/guides/sqlalchemy.md": {
         "pip install '.[server,sqlalchemy]'": INDEX,
@@ -115,7 +120,7 @@ NOT_RUN = {
             "it needs a worker that cannot change; tests/unit/server/workers/test_worker.py makes the event"
         ),
     },
-    "examples/frameworks/README.md": {"$ go run ": FRAMEWORKS},
+    "examples/frameworks/README.md": {"$ go run ": FRAMEWORKS, "$ python sqlalchemy_orders.py ": FRAMEWORKS},
     "examples/ghz/README.md": {"ghz --config ": "tests/e2e/test_ghz.py runs all configurations"},
     "examples/go/README.md": {"$ go run ": PROGRAMS},
     "examples/java/README.md": {"$ mvn ": PROGRAMS},

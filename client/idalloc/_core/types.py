@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -16,6 +16,10 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 
 class Reply:
@@ -88,6 +92,12 @@ class Range(Reply, collections.abc.Sequence[int]):
         It stops right after its last id: ``stop`` is within 64 bits.
         """
         return range(self.first_id, self.last_id + (1 if self.step > 0 else -1), self.step)
+
+    def to_numpy(self) -> "NDArray[numpy.int64]":
+        """Return the ids as an array, without a Python integer for each. It needs NumPy."""
+        import numpy
+
+        return numpy.arange(self.ids.start, self.ids.stop, self.step, dtype=numpy.int64)
 
     def __len__(self) -> int:
         return self.id_count
