@@ -1,14 +1,10 @@
 """The programs of docs/guides/frameworks.md insert rows from several processes at once."""
 
-import getpass
 import json
-import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -17,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import idalloc
-from bench import rivals
 from tests.languages.programs import EXAMPLES, LANGUAGES, Language, minimum
 from tests.support.documents import blocks
 from tests.support.environments import django_packages
 from tests.support.paths import ROOT
+from tests.support.postgres import postgresql
 from tests.support.processes import Server, environment, running
 
 # With cold caches a build downloads its packages, and compiles some.
@@ -212,29 +208,19 @@ class TestPrograms:
             assert process.returncode == 0, output
             check_ids(server, sqlite_ids(file), 4 * count)  # before the fork, and then in three processes
 
-    @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+    @pytest.mark.parametrize("kind", ["sqlite3", "postgresql"])
     def test_djangos_fields_get_keys_in_each_way(self, kind: str, tmp_path: Path) -> None:
-        """P1: save, bulk_create, admin, fixtures, inheritance, a migration, existing rows."""
+        """P1: save, bulk_create, admin, fixtures, a migration from AutoField, existing rows."""
         keys = Language("python", (sys.executable, str(ROOT / "tests/support/django_keys.py")))
+        database = {"ENGINE": f"django.db.backends.{kind}", "NAME": str(tmp_path / "shop.db")}
         with running(tmp_path) as server, ExitStack() as stack:
-            database = {"ENGINE": f"django.db.backends.{kind}3", "NAME": str(tmp_path / "shop.db")}
             if kind == "postgresql":
-                database = stack.enter_context(postgresql())
+                owner, address = stack.enter_context(postgresql())
+                host, _, port = address.rpartition(":")
+                database |= {"NAME": "postgres", "USER": owner, "HOST": host, "PORT": port}
             process = start(stack, keys, server.address, json.dumps(database))
             output, _ = process.communicate(timeout=100)
             assert process.returncode == 0, output
-
-
-@contextmanager
-def postgresql() -> Iterator[dict[str, str]]:
-    """Start PostgreSQL; yield Django's setting. Skip the test if it is not installed."""
-    if shutil.which("postgres") is None:
-        pytest.skip("PostgreSQL is not installed")
-    owner = "nobody" if os.geteuid() == 0 else getpass.getuser()
-    # Not in pytest's folder, which other users cannot enter: PostgreSQL does not run as root.
-    with tempfile.TemporaryDirectory() as folder, rivals.postgres(Path(folder)) as server:
-        host, _, port = server.address.rpartition(":")
-        yield {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": owner, "HOST": host, "PORT": port}
 
 
 def paragraphs(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import math
 import re
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -135,6 +136,7 @@ class Statements(Tables):
         statement, nonce, reference = without_ties(statement)
         if statement.startswith("INSERT"):
             statement = statement.replace("now()", str(self.now_ms()))
+            statement = statement.replace("gen_random_text_uuid()", f"'{uuid.uuid4().hex}'")
         found, run = self._parse(statement)
         check_arguments(found[0], args)
         with self._transaction():
@@ -438,6 +440,8 @@ def _without_dialect(text: str) -> str:
         columns = made[2].replace(" LONG", " BIGINT").replace(" STRING", " TEXT")
         columns = re.sub(rf"\b{made[3]} (\w+) NOT NULL", rf"{made[3]} \1 PRIMARY KEY", columns)
         return f"CREATE TABLE {made[1]} ({columns})"
+    if text.startswith("INSERT"):
+        return re.sub(r" RETURNING \w+\.(\w+)$", r" RETURNING \1", text)
     if largest := re.fullmatch(r"SELECT max\((?:\w+\.)+(\w+)\) AS \w+ FROM (\S+)", text):
         return f'SELECT MAX("{largest[1]}") FROM {largest[2]}'
     if read := re.fullmatch(r"SELECT .+ FROM (\w+) WHERE .+", text):

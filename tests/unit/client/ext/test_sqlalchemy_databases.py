@@ -1,88 +1,62 @@
 """The plugin on the dialects of CrateDB and PostgreSQL, with schemas of real programs."""
 
 import asyncio
-import getpass
-import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from bench import rivals
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_server import FakeServer
+from tests.support.postgres import postgresql
 
 
-def stopgap_models(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any]:
-    """Return MLflow's models of experiments, runs and metrics, with its adapter's stopgap."""
+def tables(monkeypatch: pytest.MonkeyPatch) -> list[sa.Table]:
+    """Return MLflow's tables as its adapter makes them, and LangChain's messages."""
     support = pytest.importorskip("sqlalchemy_cratedb.support")
     monkeypatch.setattr(sa.Column, "__init__", sa.Column.__init__)
     support.patch_autoincrement_timestamp()
-    base: Any = orm.declarative_base()
-
-    class Experiment(base):  # type: ignore[misc]
-        __tablename__ = "experiments"
-        __table_args__ = (sa.PrimaryKeyConstraint("experiment_id", name="experiment_pk"),)
-        experiment_id = sa.Column(sa.Integer, autoincrement=True)
-        name = sa.Column(sa.String(256), nullable=False)
-
-    class Run(base):  # type: ignore[misc]
-        __tablename__ = "runs"
-        __table_args__ = (sa.PrimaryKeyConstraint("run_uuid", name="run_pk"),)
-        run_uuid = sa.Column(sa.String(32), nullable=False)
-        experiment_id = sa.Column(sa.Integer, sa.ForeignKey("experiments.experiment_id"))
-
-    class Metric(base):  # type: ignore[misc]
-        __tablename__ = "metrics"
-        __table_args__ = (sa.PrimaryKeyConstraint("run_uuid", "step", name="metric_pk"),)
-        run_uuid = sa.Column(sa.String(32))
-        step = sa.Column(sa.BigInteger, default=0, nullable=False)
-
-    return Experiment, Run, Metric
+    metadata = sa.MetaData()
+    experiment = sa.Column("experiment_id", sa.Integer, autoincrement=True)
+    run, key = sa.Column("run_uuid", sa.String(32)), sa.Column("key", sa.String(250))
+    step = sa.Column("step", sa.BigInteger, default=0, nullable=False)
+    message = sa.Column("id", sa.BigInteger, primary_key=True, server_default=sa.func.now())
+    primary = sa.PrimaryKeyConstraint
+    return [
+        sa.Table("experiments", metadata, experiment, sa.Column("name", sa.Text), primary("experiment_id")),
+        sa.Table("runs", metadata, run, sa.Column("experiment_id", sa.Integer), primary("run_uuid")),
+        sa.Table("metrics", metadata, key, step, primary("key", "step")),
+        sa.Table("messages", metadata, message, sa.Column("message", sa.Text)),
+    ]
 
 
 async def test_cratedbs_stopgap_is_replaced(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In CrateDB, keys with the default now() get ids past the rows; the log names a table once."""
-    experiment, run, metric = stopgap_models(monkeypatch)
-    # LangChain's messages.
-    key = sa.Column("id", sa.BigInteger, primary_key=True, server_default=sa.func.now())
-    messages = sa.Table("messages", sa.MetaData(), key, sa.Column("message", sa.Text))
-    assert experiment.__table__.c.experiment_id.default is not None
-    tables = [
-        "experiments (experiment_id BIGINT PRIMARY KEY, name TEXT)",
-        "runs (run_uuid TEXT PRIMARY KEY, experiment_id BIGINT)",
-        "metrics (run_uuid TEXT PRIMARY KEY, step BIGINT)",
-        "messages (id BIGINT PRIMARY KEY, message TEXT)",
-    ]
+    experiments, runs, metrics, messages = tables(monkeypatch)
+    assert experiments.c.experiment_id.default is not None
 
-    def use(host: str) -> list[int]:
+    def use(host: str) -> list[Any]:
         engine = sa.create_engine(f"crate://{host}/?schema=shop&plugin=idalloc&idalloc_server={server.target}")
-        with orm.Session(engine) as session:
-            for table in tables:
-                session.connection().exec_driver_sql(f"CREATE TABLE {table}")
-            session.connection().exec_driver_sql("INSERT INTO experiments (experiment_id, name) VALUES (41, 'old')")
-            session.add_all(added := [experiment(name="a"), experiment(name="b")])
-            session.flush()
-            session.add_all([run(run_uuid="a", experiment_id=added[0].experiment_id), metric(run_uuid="a")])
-            session.flush()
-            said = [session.connection().execute(messages.insert(), {"message": each}) for each in "ab"]
-            keys = [
-                *(each.experiment_id for each in added),
-                *(key for each in said for key in each.inserted_primary_key or ()),
-            ]
-            session.rollback()
+        with engine.begin() as connection:
+            for columns in (
+                "experiments (experiment_id BIGINT PRIMARY KEY, name TEXT)",
+                "runs (run_uuid TEXT PRIMARY KEY, experiment_id BIGINT)",
+                "metrics (key TEXT PRIMARY KEY, step BIGINT)",
+                "messages (id BIGINT PRIMARY KEY, message TEXT)",
+            ):
+                connection.exec_driver_sql(f"CREATE TABLE {columns}")
+            connection.exec_driver_sql("INSERT INTO experiments (experiment_id, name) VALUES (41, 'old')")
+            rows = [(experiments, {"name": "a"}), (experiments, {"name": "b"}), (runs, {"run_uuid": "a"})]
+            rows += [(metrics, {"key": "a"}), (messages, {"message": "a"}), (messages, {"message": "b"})]
+            keys = [connection.execute(table.insert(), row).inserted_primary_key for table, row in rows]
         engine.dispose()
-        return keys
+        return [tuple(key or ()) for key in keys]
 
     async with CrateEmulator() as crate:
-        assert await asyncio.to_thread(use, crate.host) == [42, 43, 1, 2]
+        assert await asyncio.to_thread(use, crate.host) == [(42,), (43,), ("a",), ("a", 0), (1,), (2,)]
         assert not crate.unknown
         refreshed = [text for _, text in crate.requests if "REFRESH" in text]
     assert refreshed == ["REFRESH TABLE experiments", "REFRESH TABLE messages"]
@@ -93,30 +67,15 @@ async def test_cratedbs_stopgap_is_replaced(
     assert logged == [of.format("experiments"), of.format("messages")]
 
 
-def test_other_dialects_keep_a_default_of_now(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A default now() is the program's own choice in other databases than CrateDB."""
-    experiment, *_ = stopgap_models(monkeypatch)
-    engine = sa.create_engine(f"sqlite://?plugin=idalloc&idalloc_server={server.target}")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE experiments (experiment_id TEXT, name TEXT)")
-        connection.execute(sa.insert(experiment.__table__), {"name": "a"})
-    engine.dispose()
-    assert not server.requests["AllocateRange"]
-
-
 @pytest.mark.test_long
 async def test_postgresql_threads_and_tasks(server: FakeServer) -> None:
     """PostgreSQL: both kinds of engines, RETURNING in order, and a table that is locked."""
     pytest.importorskip("psycopg")
-    if not shutil.which("postgres"):
-        pytest.skip("PostgreSQL is not installed")
     table = sa.Table(
         "items", sa.MetaData(), sa.Column("id", sa.BigInteger, primary_key=True), sa.Column("n", sa.Integer)
     )
-    # Not in pytest's folder, which other users cannot enter: PostgreSQL does not run as root.
-    with tempfile.TemporaryDirectory() as folder, rivals.postgres(Path(folder)) as postgres:
-        owner = "nobody" if os.geteuid() == 0 else getpass.getuser()
-        url = f"postgresql+psycopg://{owner}@{postgres.address}/postgres"
+    with postgresql() as (owner, address):
+        url = f"postgresql+psycopg://{owner}@{address}/postgres"
         own = f"?plugin=idalloc&idalloc_server={server.target}&idalloc_timeout=1"
         engine = sa.create_engine(url + own)
         table.create(engine)
