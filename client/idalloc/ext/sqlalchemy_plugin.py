@@ -143,7 +143,7 @@ class IdallocPlugin(CreateEnginePlugin):
         try:
             with reader.connect() as own:
                 if self._dialect.name == "postgresql":  # the caller may have locked the table
-                    own.exec_driver_sql(f"SET lock_timeout = {int(self._source.timeout * 1000)}")
+                    own.exec_driver_sql(f"SET LOCAL lock_timeout = {int(self._source.timeout * 1000)}")
                 yield own
         finally:
             reader.dispose()
