@@ -12,20 +12,25 @@ from django.db import connection, models
 
 parser = argparse.ArgumentParser(description="Insert Django models with ids from idalloc.")
 parser.add_argument("server", metavar="SERVER", help="HOST:PORT of the idalloc server")
-parser.add_argument("file", metavar="FILE", help="the SQLite file with the table of orders")
+parser.add_argument("file", metavar="FILE", help="the SQLite file with the table of orders, or the URL of a CrateDB")
 parser.add_argument("count", metavar="COUNT", type=int, help="how many orders to insert")
 arguments = parser.parse_args()
 
 # In a project these lines are in settings.py.
-sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": arguments.file}
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": arguments.file}
+database |= {"OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20}}
+if is_crate := "://" in arguments.file:  # pip install cratedb-django
+    database = {"ENGINE": "cratedb_django", "SERVERS": [arguments.file], "OPTIONS": {}}
 DEFAULT_AUTO_FIELD = "idalloc.ext.django.IdallocBigAutoField"
 IDALLOC = {"server": arguments.server}
 settings.configure(
     DEFAULT_AUTO_FIELD=DEFAULT_AUTO_FIELD,
     IDALLOC=IDALLOC,
-    DATABASES={"default": sqlite | {"OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20}}},
+    DATABASES={"default": database},
 )
 django.setup()
+if is_crate:
+    import cratedb_django.models  # noqa: F401  # before any other model
 
 
 # In a project the rest is in models.py.
