@@ -87,7 +87,7 @@ class IdallocPlugin(CreateEnginePlugin):
                 f"INSERT INTO {column.table} … SELECT has no {column.name}: the number of its rows is unknown, so the "
                 "plugin idalloc cannot get their ids; select them, too, or insert rows"
             )
-        several = [_by_column(statement, row) for rows in statement._multi_values for row in rows]
+        several = [_by_column(statement, row, names) for rows in statement._multi_values for row in rows]
         given = several or list(multiparams) or [params]
         missing = [not any(value is not None and _name(key) in names for key, value in row.items()) for row in given]
         if not any(missing):
@@ -194,9 +194,10 @@ def _names(insert: Insert, column: Column) -> set[str]:
     return {column.key, mapper.get_property_by_column(column).key}
 
 
-def _by_column(insert: Insert, row: Any) -> Mapping[Any, Any]:
-    """Return one of several rows of VALUES by its columns: it may have the values alone."""
-    return row if isinstance(row, Mapping) else dict(zip(insert.table.c, row, strict=False))
+def _by_column(insert: Insert, row: Any, names: set[str]) -> Mapping[Any, Any]:
+    """Return one of several rows of VALUES, which may lack names, without a key that is None."""
+    by_column = row if isinstance(row, Mapping) else dict(zip(insert.table.c, row, strict=False))
+    return {key: value for key, value in by_column.items() if value is not None or _name(key) not in names}
 
 
 def _stopgap(table: sa.Table) -> Column | None:

@@ -149,6 +149,7 @@ WAYS: dict[str, tuple[Way, list[int], list[int]]] = {
     "core many": (executed(INSERT, many), [*range(1, 3001)], [3000]),
     "core many mixed": (executed(INSERT, mixed), [1, 7], [1]),
     "core several": (executed(INSERT.values(mixed)), [1, 7], [1]),
+    "core several none": (executed(INSERT.values([{"id": 7, "what": "b"}, {"id": None, "what": "a"}])), [1, 7], [1]),
     "core tuples": (executed(INSERT.values([(None, "a", "order"), (7, "b", "order")])), [1, 7], [1]),
     "upsert": (executed(upsert), [1], [1]),
     "pickled": (executed(pickle.loads(pickle.dumps(INSERT.values(what="a")))), [1], [1]),
