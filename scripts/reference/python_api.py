@@ -42,6 +42,11 @@ _ERRORS = """\
 All are in the package `idalloc`. [Errors](errors.md) has the meaning and the next step of each reason.
 """
 _DATACLASSES = ("Range", "Sequence", "SequenceChange", "ParsedId", "Node")
+_EXTENSIONS = (
+    "ext.sqlalchemy_plugin.IdallocPlugin",
+    "ext.django.IdallocBigAutoField",
+    "ext.django.IdallocAutoField",
+)
 _KINDS = {"parameters": "argument", "raises": "raises", "attributes": "attribute"}
 
 
@@ -77,8 +82,9 @@ def page() -> str:
         *(_dataclass(package[f"_core.types.{name}"]) for name in _DATACLASSES),
         _ERRORS,
         _exceptions(package["_core.errors"]),
-        "## SQLAlchemy",
+        "## SQLAlchemy and Django",
         _function("idalloc.ext.sqlalchemy.idalloc_default", sqlalchemy),
+        *(_class(f"idalloc.{name}", package[name], signature=False) for name in _EXTENSIONS),
     )
 
 
