@@ -68,10 +68,10 @@ class FakeWorker:
             newest = await self.expect(messages.NodeState)
         return newest.revision
 
-    async def expect_others(self, *revisions: int) -> None:
-        """Wait until the supervisor has sent that the other workers use these revisions."""
+    async def expect_applied(self, *revisions: int) -> None:
+        """Wait until the supervisor has sent that the workers use these revisions."""
         newest = self.pipe.newest(messages.NodeState)
-        while newest is None or newest.others != list(revisions):
+        while newest is None or newest.applied != list(revisions):
             newest = await self.expect(messages.NodeState)
 
     async def exit(self) -> None:

@@ -1,6 +1,5 @@
 """Node settings persisted over restarts, as by MySQL's SET PERSIST: one file per listen address."""
 
-import asyncio
 import json
 import os
 import tempfile
@@ -11,6 +10,7 @@ from urllib.parse import quote
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
 from idalloc_server.settings.address import unix_path
 from idalloc_server.store.permissions import FILE_MODE, make_folder, sync_folder
+from idalloc_server.store.sqlite.database import JobThread
 
 # The setting of each field that UpdateNode changes.
 SETTINGS = {
@@ -89,12 +89,14 @@ class NodeSettingsFile:
         Raises:
             InvalidRequest: They cannot be written; nothing is saved.
         """
+        thread = JobThread("settings")  # a disk may hang, and the process must be able to exit
         try:
-            # In a thread, since a disk may be slow.
-            await asyncio.to_thread(self._write, settings)
+            await thread.run(self._write, settings)
         except (OSError, StartRefused) as error:
             reason = f"cannot write {self.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
             raise InvalidRequest("persist", reason) from None
+        finally:
+            thread.close()
 
     def _write(self, settings: Mapping[str, int]) -> None:
         """Write the file atomically and durably."""

@@ -92,7 +92,7 @@ class NodeState(Message):
 
     revision: int  # the number of changes of the settings
     settings: Mapping[str, int]  # the newest ones, by field
-    others: Sequence[int]  # the newest revisions that the other workers have applied; 0 for none
+    applied: Sequence[int]  # the newest revisions that the workers have applied; 0 for none
     other_leases: int = 0  # how many leases the other workers hold
     series: Sequence[str] = ()  # the sequences with their own series of metrics
 

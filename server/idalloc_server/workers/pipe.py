@@ -77,13 +77,13 @@ class Pipe:
         """Wait until a message of one of these types was received, or the other process exits."""
         await self.wait_until(lambda: self.has(*kinds))
 
-    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """Return the other process's answer to a question.
 
         Args:
             question: The name of the question, see ``node.answers`` and ``Supervisor``.
             arguments: Its arguments, as JSON values.
-            timeout: The longest wait, in seconds.
+            timeout: The longest wait, in seconds; None to wait until the other process exits.
 
         Raises:
             StoreUnavailable: It did not answer in time, exited, or refused with this message.

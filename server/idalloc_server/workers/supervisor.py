@@ -258,7 +258,7 @@ class Supervisor:
                 self._broadcast(messages.AuthenticationRequired())
                 self._http.access_control.authenticator.require_authentication()
             case messages.Applied():
-                self._send_state(*self._others(worker))
+                self._send_state(*self._workers.values())
             case messages.Drained():
                 # By itself, as after SIGTERM, unless all stop.
                 asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
@@ -302,10 +302,10 @@ class Supervisor:
 
     def _send_state(self, *workers: WorkerProcess) -> None:
         settings = {field: getattr(self._settings, setting) for field, setting in SETTINGS.items()}
+        every = self._workers.values()
+        applied = [(each.pipe.newest(messages.Applied) or messages.Applied(0)).revision for each in every]
         for worker in workers:
-            others = self._others(worker)
-            applied = [(each.pipe.newest(messages.Applied) or messages.Applied(0)).revision for each in others]
-            leases = sum(each.counts["gauges"][families.LEASES].get("", 0) for each in others)
+            leases = sum(each.counts["gauges"][families.LEASES].get("", 0) for each in self._others(worker))
             names = self._series.names
             worker.pipe.send(messages.NodeState(self._revision, settings, applied, other_leases=leases, series=names))
 
@@ -357,4 +357,6 @@ class Supervisor:
                 await asyncio.gather(*(asyncio.shield(each.exit) for each in workers), return_exceptions=True)
         except TimeoutError:
             self._kill_workers(1)
+        for task in self._answering:
+            task.cancel()
         await asyncio.gather(*(each.exit for each in workers), *self._answering, return_exceptions=True)

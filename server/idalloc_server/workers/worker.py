@@ -195,9 +195,9 @@ class Worker(ProcessMode):
                 if not self._pipe.has_ended:
                     await self._doc_ids.change(**given, save=partial(self._number, persist))
                 revision = self._node.revision  # at least that of this change
-                await self._pipe.wait_until(lambda: min(self._node.others) >= revision)
+                await self._pipe.wait_until(lambda: min(self._node.applied) >= revision)
         except TimeoutError:
-            applied = 0 if revision == math.inf else 1 + sum(each >= revision for each in self._node.others)
+            applied = 0 if revision == math.inf else sum(each >= revision for each in self._node.applied)
             raise ChangePending(applied, self.count) from None
         if self._pipe.has_ended:
             raise ServerDraining
@@ -205,8 +205,8 @@ class Worker(ProcessMode):
     async def _number(self, persist: bool, given: Mapping[str, int]) -> None:
         """Let the supervisor persist and number a change, and send it to all workers."""
         try:
-            refused = await self._pipe.ask("change", {"given": dict(given), "persist": persist}, CHANGE_SECONDS)
-        except StoreUnavailable:  # the supervisor has exited, or hangs
+            refused = await self._pipe.ask("change", {"given": dict(given), "persist": persist}, None)
+        except StoreUnavailable:  # the supervisor has exited
             raise ServerDraining from None
         if refused:
             raise InvalidRequest("persist", refused)

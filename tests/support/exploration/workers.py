@@ -94,6 +94,7 @@ class SlowFile(NodeSettingsFile):
     def __init__(self, disk: Channel) -> None:
         super().__init__(None, "127.0.0.1:0")
         self.saved: dict[str, int] = {}
+        self.written: list[dict[str, int]] = []  # what it had after each write
         self._disk = disk
 
     async def update(self, settings: Mapping[str, int]) -> None:
@@ -101,6 +102,7 @@ class SlowFile(NodeSettingsFile):
         self._disk.write(messages.encode(messages.Closed()))
         await self._disk.readline()
         self.saved = {**before, **{SETTINGS[name]: value for name, value in settings.items()}}
+        self.written.append(self.saved)
 
 
 class SupervisorNode(ExploredNode):
@@ -134,10 +136,24 @@ class Server:
         """An operator changes the node, and persists that."""
 
         async def call(world: World, at: ExploredNode) -> None:
+            asked = {SETTINGS[name]: value for name, value in given.items()}
+            begun = len(self._file.written)
             await self._workers[at.number].change(given, True, None)
+            since = self._file.written[begun:]
+            while not asked.items() <= since[0].items():
+                del since[0]
+            for node in self._live:
+                assert node.doc_ids
+                used = {SETTINGS[name]: value for name, value in node.doc_ids.settings.items()}
+                if not any(each.items() <= used.items() for each in since):
+                    world.problems.append(f"{node.name} uses {used} after the change of n{number} (P6)")
             await world.calls.make_doc_ids(at, 1)
 
         return Step(f"an operator asks n{number} for {given}", number, call)
+
+    @property
+    def _live(self) -> list[ExploredNode]:
+        return [node for node in self._world.nodes if node.doc_ids and not node.is_gone]
 
     async def _start(self) -> None:
         for step in (self._supervisor._start_worker, self._supervisor._make_serving):
@@ -177,12 +193,11 @@ class Server:
 
     def _check_settings(self) -> None:
         """Check that all workers use the settings that a restart reads."""
-        live = [node for node in self._world.nodes if node.doc_ids and not node.is_gone]
-        assert len(live) == 2, f"{len(live)} of 2 workers live"
+        assert len(self._live) == 2, f"{len(self._live)} of 2 workers live"
         last = {name: getattr(self._supervisor._settings, name) for name in SETTINGS.values()}
         saved = {name: getattr(Settings(), name) for name in SETTINGS.values()} | self._file.saved
         assert saved == last, f"a restart reads {saved}, not {last}"
-        for node in live:
+        for node in self._live:
             assert node.doc_ids
             used = {SETTINGS[name]: value for name, value in node.doc_ids.settings.items()}
             assert used == last, f"{node.name} uses {used}, not {last}"

@@ -30,12 +30,7 @@ _log = structlog.get_logger("idalloc.store")
 
 
 def proxied(
-    target: _Target,
-    protocol: type,
-    timeout: float,
-    *,
-    counts: Counter[str] | None = None,
-    traces: Traces | None = None,
+    target: _Target, protocol: type, timeout: float, *, counts: Counter[str] | None = None, traces: Traces | None = None
 ) -> _Target:
     """Return a store, or a witness, as a serving process calls it.
 

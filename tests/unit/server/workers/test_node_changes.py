@@ -17,17 +17,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a
 
 
 async def test_change_reaches_all_workers(workers: FakeWorkers) -> None:
-    """A change is sent to all workers before its answer; each learns which others applied it."""
+    """A change is sent to all workers before its answer; each learns which have applied it."""
     async with supervised(workers):
         one, other = await start_both(workers)
         await one.change(prefix=9)
         state, answered = one.received[-2:]
         assert isinstance(state, messages.NodeState)
         assert isinstance(answered, messages.Answered)
-        assert (state.revision, state.settings["prefix"], state.others) == (1, 9, [0])
+        assert (state.revision, state.settings["prefix"], state.applied) == (1, 9, [0, 0])
         assert await other.expect_settings(prefix=9, auto_increment_offset=1) == 1
         other.pipe.send(messages.Applied(1))
-        await one.expect_others(1)
+        await one.expect_applied(0, 1)
 
 
 async def test_last_of_two_changes_wins(workers: FakeWorkers) -> None:
@@ -65,6 +65,21 @@ async def test_file_has_the_last_of_two_changes(workers: FakeWorkers, monkeypatc
         assert written == [{"prefix": 9}, {"prefix": 10}]
 
 
+async def test_write_that_hangs_does_not_hold_the_stop(workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server stops while the disk of its file hangs."""
+
+    async def update(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(NodeSettingsFile, "update", update)
+    async with supervised(workers):
+        one, other = await start_both(workers)
+        one.ask_change({"prefix": 9}, persist=True)
+        one.pipe.send(messages.Applied(0))
+        await other.expect(messages.NodeState)  # the write has begun
+    assert all(each.exited.is_set() for each in workers.all)
+
+
 async def test_change_that_cannot_be_written_is_not_numbered(
     workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +110,7 @@ async def test_change_of_a_worker_that_was_killed_is_made(workers: FakeWorkers) 
         late = await workers.next()
         assert (await late.serve())["node_prefix"] == 9
         late.pipe.send(messages.Applied(revision))
-        await other.expect_others(revision)
+        await other.expect_applied(revision, 0)
 
 
 async def test_replacement_starts_with_the_newest_settings(workers: FakeWorkers) -> None:
@@ -109,7 +124,7 @@ async def test_replacement_starts_with_the_newest_settings(workers: FakeWorkers)
         assert (settings["node_prefix"], settings["auto_increment_increment"]) == (9, 5)
         revision = await late.expect_settings(prefix=9)
         late.pipe.send(messages.Applied(revision))
-        await one.expect_others(revision)
+        await one.expect_applied(0, revision)
 
 
 async def test_change_reaches_a_worker_that_starts(workers: FakeWorkers) -> None:
@@ -134,4 +149,4 @@ async def test_lagging_worker_is_neither_ended_nor_waited_for(workers: FakeWorke
         assert second > first
         assert not other.exited.is_set()
         other.pipe.send(messages.Applied(second))
-        await one.expect_others(second)
+        await one.expect_applied(0, second)

@@ -43,6 +43,7 @@ class Supervisor:
             store, FakeClock(), prefix=3, holder="me", max_clock_skew=5, prefix_conflict="refuse", is_shared=True
         )
         self._start_timestamps = start_timestamps
+        self.begun: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # changes of the worker, with their settings
         self._failures: asyncio.Queue[None] = asyncio.Queue()
         self._settings = {"prefix": 3, "auto_increment_offset": 1, "auto_increment_increment": 1}
 
@@ -52,6 +53,7 @@ class Supervisor:
         change = self.doc_ids.change
 
         async def counted(**settings: Any) -> None:
+            self.begun.put_nowait(settings)
             try:
                 await change(**settings)
             except StoreUnavailable:
@@ -86,10 +88,11 @@ class Supervisor:
         self.pipe.send(messages.Answered(asked.number, "", refused))
         return arguments
 
-    def send_settings(self, revision: int, *, others: int = 0, **settings: int) -> None:
-        """Send settings of the node, and the revision that the other worker has applied."""
+    def send_settings(self, revision: int, *, others: int = 0, own: int | None = None, **settings: int) -> None:
+        """Send settings of the node, and what this worker and the other have applied."""
         self._settings |= settings
-        self.pipe.send(messages.NodeState(revision, self._settings, [others]))
+        own = revision if own is None else own
+        self.pipe.send(messages.NodeState(revision, self._settings, [own, others]))
 
     async def wait_failures(self, times: int) -> None:
         """Wait until the worker has failed this often to reach the store for a change."""
@@ -109,7 +112,7 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     pipe, ours = await Pipe.over(one), await Pipe.over(other)
     settings, node_settings = dict(Settings(workers=2)), NodeSettingsFile(tmp_path, LISTEN).arguments
     pipe.send(messages.Start(1, settings, node_settings, requires_authentication=False, store=None))
-    pipe.send(messages.NodeState(0, {}, [0]))
+    pipe.send(messages.NodeState(0, {}, [0, 0]))
     start = await ours.receive()
     assert isinstance(start, messages.Start)
     await ours.receive()
@@ -302,6 +305,23 @@ class TestFollowing:
         await change
         assert await supervisor.expect(messages.Applied) == messages.Applied(2)
         assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (10, 5)
+
+    async def test_answer_waits_until_an_older_change_is_over(self, supervisor: Supervisor) -> None:
+        """A worker that applies an older change after its own answers once its own is back."""
+        await supervisor.serve()
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+        asked = await supervisor.expect(messages.Asked)
+        supervisor.send_settings(1, prefix=10)
+        while (await supervisor.begun.get()).get("prefix") != 10:
+            pass  # the older one begins, and waits for the own one
+        supervisor.send_settings(2, prefix=9, own=0, others=2)
+        supervisor.pipe.send(messages.Answered(asked.number, "", ""))
+        assert await supervisor.expect(messages.Applied) == messages.Applied(1)
+        assert not change.done()
+        assert await supervisor.expect(messages.Applied) == messages.Applied(2)
+        supervisor.send_settings(2, own=2, others=2)
+        await change
+        assert supervisor.doc_ids.prefix == 9
 
     async def test_old_prefix_is_left_to_the_other_workers(self, supervisor: Supervisor) -> None:
         """A worker that changes the prefix does not release the old one, which others still use."""
