@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from idalloc.cli._options import with_output
+from idalloc.cli._printer import failure
 
 
 @with_output
@@ -28,6 +29,11 @@ def protos(
         written = []
         # In a clone, folders of the package are links to those of the repository.
         found = [Path(parent, name) for parent, _, names in os.walk(source, followlinks=True) for name in names]
+        if not any(file.suffix == ".proto" for file in found):
+            raise failure(
+                "this installation has no .proto files (pip loses the symbolic links of a zip of the repository): "
+                "install a wheel, or from a clone or a tar.gz, which keep the links"
+            )
         for file in sorted(found):
             target = folder / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)

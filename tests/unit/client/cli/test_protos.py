@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
+from idalloc.cli import _protos
 from idalloc.v1 import id_allocator_pb2, sequences_pb2
 from tests.support.command_line import Command
 from tests.support.paths import ROOT
@@ -55,6 +57,20 @@ def test_protos_replaces_older_files(run: Command, tmp_path: Path) -> None:
     run("protos", str(tmp_path))
     assert "methodConfig" in json.loads(policy.read_text())
     assert policy.stat().st_mode & stat.S_IWUSR
+
+
+def test_protos_refuses_an_installation_without_them(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files in place of the symbolic links, as from a zip, are an error, and nothing is written."""
+    source = tmp_path / "idalloc" / "protos"
+    source.mkdir(parents=True)
+    for name in ("google", "idalloc", "idalloc.binpb"):
+        (source / name).write_text("../../../protos/idalloc")
+    monkeypatch.setattr(_protos, "files", lambda package: tmp_path / package)
+    line = run.error_line(1, "protos", str(tmp_path / "new"))
+    assert "install a wheel" in line
+    assert not (tmp_path / "new").exists()
 
 
 def test_protos_names_a_folder_that_it_cannot_write(run: Command, tmp_path: Path) -> None:
