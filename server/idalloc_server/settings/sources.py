@@ -88,10 +88,10 @@ def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str], dict[str, 
         for name, value in source.items():
             origin = describe(name)
             if now := model.replaced.get(name):
-                is_renamed = now in model.model_fields
-                deprecated[origin] = f"use {describe(now)}" if is_renamed else f"remove it: {now}"
-                if not is_renamed or now in source:
+                if now in source or now not in model.model_fields:
+                    deprecated[origin] = f"remove it: {now} is set" if now in source else f"remove it: {now}"
                     continue  # it has no effect
+                deprecated[origin] = f"use {describe(now)}"
                 name = now
             values[name] = value
             origins[name] = origin

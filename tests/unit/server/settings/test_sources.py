@@ -85,7 +85,7 @@ def test_former_settings_name_what_replaces_them(tmp_path: Path) -> None:
         f"access in {file}": f"use access_file in {file}",
         f"xproto_max_connections in {file}": "remove it: a process has connections for a quarter of its open files",
         "IDALLOC_MAX_CONNECTIONS_PER_ADDRESS": "remove it: an address has at most a quarter of a port's connections",
-        "IDALLOC_ACCESS": "use IDALLOC_ACCESS_FILE",
+        "IDALLOC_ACCESS": "remove it: access_file is set",
         "--xproto-max-message": "remove it: messages have at most 64 MiB, as in MySQL",
     }
 
