@@ -68,7 +68,9 @@ def serve(*, config_file: ConfigFile = None, **flags: str | None) -> None:
 def show(context: typer.Context, *, config_file: ConfigFile = None, **flags: str | None) -> None:
     """Print the settings of `serve` and their origins, without passwords; in text form as TOML."""
     try:
-        settings, origins, *_ = load(flags, config_file, os.environ)
+        settings, origins, _, deprecated = load(flags, config_file, os.environ)
+        for setting, next_step in deprecated.items():
+            print(escaped(f"idalloc: {setting} is deprecated; {next_step}"), file=sys.stderr)
         addresses = {"store": open_store(settings.store, SystemClock()).address}
         if settings.witness:
             addresses["witness"] = open_witness(settings.witness, settings.store).address

@@ -125,12 +125,20 @@ class TestInvalidSettings:
         assert f"node_prefx in {file}: there is no such setting" in self.invalid(config=file)
 
     def test_former_names_are_flags(self) -> None:
-        """The former name of access_file turns authentication on; a removed flag has no effect."""
+        """The former name of access_file turns authentication on; a removed flag has no effect.
+
+        ``config show`` warns of each in one line, with its next step.
+        """
         flags = ("--access=x.toml", "--max-connections-per-address=0")
         done = run_here(self.capfd, environment(), "config", "show", *flags)
         assert done.returncode == 0, done.stderr
         assert 'access_file = "x.toml"  # --access\n' in done.stdout
         assert "max_connections" not in done.stdout
+        assert done.stderr.splitlines() == [
+            "idalloc: --access is deprecated; use --access-file",
+            "idalloc: --max-connections-per-address is deprecated; "
+            "remove it: an address has at most a quarter of a port's connections",
+        ]
 
     @pytest.mark.parametrize("store", ["redis://localhost", "ids.db", "sqlite://ids.db", "crate://", "mysql://h/"])
     def test_an_unknown_store_url_is_refused(self, store: str) -> None:
