@@ -11,7 +11,7 @@ from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.sequences import formats, sequence, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.http.status_page import page
-from idalloc_server.listen import transport
+from idalloc_server.listen import open_files, transport
 from idalloc_server.rpc import batches, health, id_allocator, items, request_stream, sequences
 from idalloc_server.settings.installed import installed
 from idalloc_server.store.opensearch import setup
@@ -196,7 +196,10 @@ def of_documents() -> Claims:
             f"less than {default('outage_reserve') / 2:g} s, half of the default `outage_reserve`"
         ],
         "docs/operations/status-page.md": [f"1 to {page.MAX_LIMIT}, by default {page.DEFAULT_LIMIT}."],
-        "docs/operations/runbook.md": [f"`lease_ttl: {lease} outage_reserve plus store_timeout`"],
+        "docs/operations/runbook.md": [
+            f"`lease_ttl: {lease} outage_reserve plus store_timeout`",
+            f"below {number(4 * open_files.MAX_PORT_CONNECTIONS)} open files",
+        ],
         "docs/guides/choosing-a-key.md": [f"ids go on, exactly, up to {largest}"],
         "docs/guides/deployment.md": [f"must exceed `drain_timeout` plus {supervisor.STOP_MARGIN_SECONDS:g} s."],
         "docs/guides/envoy.md": [f"{transport.MAX_REQUEST_BYTES // _KB} KiB a request"],
