@@ -23,8 +23,8 @@ _HEAD = """\
 
 Find a line of the server's log by its `event`, and what to do about it.
 
-The server logs to standard error. The setting [`log_level`](settings.md#log_level) selects the lowest level. Events
-marked *always* are logged at any level.
+The server logs to standard error, and [`serving`](#serving) to standard output. The setting
+[`log_level`](settings.md#log_level) selects the lowest level. Events marked *always* are logged at any level.
 
 ## Schema
 

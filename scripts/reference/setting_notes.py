@@ -190,11 +190,12 @@ proxy must append the address of its peer, and must terminate TLS: this socket h
     "max_connection_age": f"""Its calls may continue for another {MAX_CONNECTION_GRACE_SECONDS} s. Behind a load
 balancer that balances connections, this moves clients to new servers. Refused with `transport = "native"`.""",
     "log_level": f"""The audit log and the causes of failed calls are logged at any level: see [log
-events](log-events.md). The log goes to standard error, as JSON, or in colours on a terminal. No call waits for its
-reader: each process queues {MAX_QUEUED_BYTES // 2**20} MiB, and as much again for each of two kinds of audit lines.
-What does not fit is lost and counted in [`log_lines_lost`](log-events.md#log_lines_lost). An exit waits up to
-{FLUSH_SECONDS:g} s for the queue. Each error reason has up to {MAX_CAUSES} causes a second in the log; further ones
-are logged as `others`.""",
+events](log-events.md). The log goes to standard error, as JSON, or in colours on a terminal. Only the line
+[`serving`](log-events.md#serving) goes to standard output, at any level. No call waits for the log's reader: each
+process queues {MAX_QUEUED_BYTES // 2**20} MiB, and as much again for each of two kinds of audit lines. What does not
+fit is lost and counted in [`log_lines_lost`](log-events.md#log_lines_lost). An exit waits up to {FLUSH_SECONDS:g} s
+for the queue. Each error reason has up to {MAX_CAUSES} causes a second in the log; further ones are logged as
+`others`.""",
     "debug_metrics": "The page of [metrics](metrics.md) marks them. No alert and no dashboard uses them.",
 }
 if unknown := NOTES.keys() - installed().settings.model_fields.keys():
