@@ -18,8 +18,8 @@ that breaks a promise of the [guarantees](../explanation/guarantees.md), or a me
 
 `make mutants` runs the tests below against each mutant, one kind after the other until one kills it, and writes this
 page (here on {date} with idalloc {idalloc}, {machine}, in {minutes:.0f} minutes). It fails if a mutant survives all of
-them. An edit whose place no longer exists is an error, also in `make test`. So is an edit under which a node no longer
-works when nothing fails.
+them. An edit whose place no longer exists is an error, also in `make test`. An edit that breaks a node in normal use is
+an error, too.
 
 | Column | What runs under the mutant |
 |---|---|
