@@ -57,7 +57,7 @@ class KeySource:
         self._existing = options["existing"]
         try:
             self.name("", "")
-        except (LookupError, ValueError):
+        except (LookupError, ValueError, AttributeError):
             raise self._invalid("sequence", f"may have {{schema}} and {{table}}, not {self._pattern!r}") from None
         if self._existing not in ("check", "ignore"):
             raise self._invalid("existing", f"must be check or ignore, not {self._existing!r}")

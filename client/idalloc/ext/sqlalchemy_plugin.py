@@ -31,8 +31,6 @@ T = TypeVar("T")
 Column = sa.Column[Any]
 
 _PREFIX = "idalloc_"
-# Of an asynchronous engine: more than its pool's connections, each of which may wait for ids.
-_MAX_THREADS = 64
 _log = logging.getLogger("idalloc.ext.sqlalchemy")
 
 
@@ -59,6 +57,7 @@ class IdallocPlugin(CreateEnginePlugin):
             self._source = KeySource(given, pattern="{schema}.{table}", prefix=_PREFIX)
         except InvalidConfig as error:
             raise ArgumentError(str(error)) from error
+        self._schema = kwargs.get("connect_args", {}).get("schema") or url.query.get("schema")
         self._keys: WeakKeyDictionary[sa.Table, str | None] = WeakKeyDictionary()
         self._prepared: set[tuple[str, ...]] = set()
         self._threads: tuple[int, ThreadPoolExecutor] | None = None  # and their process
@@ -80,7 +79,8 @@ class IdallocPlugin(CreateEnginePlugin):
         if column is None:
             return statement, multiparams, params
         names = _names(statement, column)
-        if not names.isdisjoint(map(_name, statement._select_names or statement._values or ())):
+        values = [key for key, value in (statement._values or {}).items() if not _is_none(value)]
+        if not names.isdisjoint(map(_name, statement._select_names or values)):
             return statement, multiparams, params
         if statement.select is not None:
             raise CompileError(
@@ -94,8 +94,7 @@ class IdallocPlugin(CreateEnginePlugin):
             return statement, multiparams, params
         with _errors_of_sqlalchemy(column):
             ids = self._ids(connection, column, sum(missing), execution_options)
-        key: Any = column if several else column.key
-        rows = [{**row, key: next(ids)} if is_missing else row for row, is_missing in zip(given, missing, strict=True)]
+        rows = [{**row, column.key: next(ids)} if lacks else row for row, lacks in zip(given, missing, strict=True)]
         if several:
             statement = statement._generate()
             statement._multi_values = (rows,)
@@ -160,7 +159,7 @@ class IdallocPlugin(CreateEnginePlugin):
         return None if value is None else int(value)
 
     def _default_schema(self) -> str:
-        given = self._engine.url.query.get("schema") if self._dialect.name == "crate" else None
+        given = self._schema if self._dialect.name == "crate" else None  # else of another meaning
         return to_list(given)[0] if given else self._dialect.default_schema_name or ""
 
     def _limit(self, column: Column) -> int:
@@ -177,13 +176,18 @@ class IdallocPlugin(CreateEnginePlugin):
         if not self._dialect.is_async:
             return call()
         if self._threads is None or self._threads[0] != os.getpid():
-            self._threads = (os.getpid(), ThreadPoolExecutor(_MAX_THREADS, "idalloc"))
+            self._threads = (os.getpid(), ThreadPoolExecutor(64, "idalloc"))  # connections that may wait for ids
         return await_only(asyncio.get_running_loop().run_in_executor(self._threads[1], call))
 
 
 def _name(key: Any) -> Any:
     """Return the name of a parameter, which may be a column."""
     return getattr(key, "key", key)
+
+
+def _is_none(value: Any) -> bool:
+    """Return whether a value of VALUES is None, and no parameter that comes later."""
+    return isinstance(value, sa.BindParameter) and value.value is value.callable is None and not value.required
 
 
 def _names(insert: Insert, column: Column) -> set[str]:
@@ -196,7 +200,7 @@ def _names(insert: Insert, column: Column) -> set[str]:
 
 def _by_column(insert: Insert, row: Any, names: set[str]) -> Mapping[Any, Any]:
     """Return one of several rows of VALUES, which may lack names, without a key that is None."""
-    by_column = row if isinstance(row, Mapping) else dict(zip(insert.table.c, row, strict=False))
+    by_column = row if isinstance(row, Mapping) else dict(zip(insert.table.c.keys(), row, strict=False))
     return {key: value for key, value in by_column.items() if value is not None or _name(key) not in names}
 
 

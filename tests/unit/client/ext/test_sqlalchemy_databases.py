@@ -17,43 +17,44 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[sa.Table]:
     support = pytest.importorskip("sqlalchemy_cratedb.support")
     monkeypatch.setattr(sa.Column, "__init__", sa.Column.__init__)
     support.patch_autoincrement_timestamp()
-    metadata = sa.MetaData()
     experiment = sa.Column("experiment_id", sa.Integer, autoincrement=True)
     run, key = sa.Column("run_uuid", sa.String(32)), sa.Column("key", sa.String(250))
     step = sa.Column("step", sa.BigInteger, default=0, nullable=False)
-    message = sa.Column("id", sa.BigInteger, primary_key=True, server_default=sa.func.now())
-    primary = sa.PrimaryKeyConstraint
+    message = sa.Column("id", sa.BigInteger, server_default=sa.func.now())
+    columns = {"experiments": [experiment], "runs": [run], "metrics": [key, step], "messages": [message]}
     return [
-        sa.Table("experiments", metadata, experiment, sa.Column("name", sa.Text), primary("experiment_id")),
-        sa.Table("runs", metadata, run, sa.Column("experiment_id", sa.Integer), primary("run_uuid")),
-        sa.Table("metrics", metadata, key, step, primary("key", "step")),
-        sa.Table("messages", metadata, message, sa.Column("message", sa.Text)),
+        sa.Table(name, sa.MetaData(), *keys, sa.Column("name", sa.Text), sa.PrimaryKeyConstraint(*keys))
+        for name, keys in columns.items()
     ]
 
 
+@pytest.mark.parametrize("argument", [None, "shop"], ids=["url", "argument"])
 async def test_cratedbs_stopgap_is_replaced(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, argument: str | None
 ) -> None:
     """In CrateDB, keys with the default now() get ids past the rows; the log names a table once."""
     experiments, runs, metrics, messages = tables(monkeypatch)
     assert experiments.c.experiment_id.default is not None
 
     def use(host: str) -> list[Any]:
-        engine = sa.create_engine(f"crate://{host}/?schema=shop&plugin=idalloc&idalloc_server={server.target}")
+        schema, options = ("other", {"connect_args": {"schema": argument}}) if argument else ("shop", {})
+        url = f"crate://{host}/?schema={schema}&plugin=idalloc&idalloc_server={server.target}"
+        engine = sa.create_engine(url, **options)
         with engine.begin() as connection:
-            for columns in (
-                "experiments (experiment_id BIGINT PRIMARY KEY, name TEXT)",
-                "runs (run_uuid TEXT PRIMARY KEY, experiment_id BIGINT)",
-                "metrics (key TEXT PRIMARY KEY, step BIGINT)",
-                "messages (id BIGINT PRIMARY KEY, message TEXT)",
-            ):
-                connection.exec_driver_sql(f"CREATE TABLE {columns}")
+            keys = [
+                "experiments (experiment_id BIGINT",
+                "runs (run_uuid TEXT",
+                "metrics (key TEXT",
+                "messages (id BIGINT",
+            ]
+            for key in keys:
+                connection.exec_driver_sql(f"CREATE TABLE {key} PRIMARY KEY, name TEXT, step BIGINT)")
             connection.exec_driver_sql("INSERT INTO experiments (experiment_id, name) VALUES (41, 'old')")
             rows = [(experiments, {"name": "a"}), (experiments, {"name": "b"}), (runs, {"run_uuid": "a"})]
-            rows += [(metrics, {"key": "a"}), (messages, {"message": "a"}), (messages, {"message": "b"})]
-            keys = [connection.execute(table.insert(), row).inserted_primary_key for table, row in rows]
+            rows += [(metrics, {"key": "a"}), (messages, {"name": "a"}), (messages, {"name": "b"})]
+            made = [connection.execute(table.insert(), row).inserted_primary_key for table, row in rows]
         engine.dispose()
-        return [tuple(key or ()) for key in keys]
+        return [tuple(key or ()) for key in made]
 
     async with CrateEmulator() as crate:
         assert await asyncio.to_thread(use, crate.host) == [(42,), (43,), ("a",), ("a", 0), (1,), (2,)]

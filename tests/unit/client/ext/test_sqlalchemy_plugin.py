@@ -26,12 +26,16 @@ class Base(orm.DeclarativeBase):
     pass
 
 
+def kind_of(row: Any) -> str:
+    return "order" if row.get_current_parameters() else ""
+
+
 class Order(Base):
     __tablename__ = "orders"
     # The attribute's name is not the column's.
     number: orm.Mapped[int] = orm.mapped_column("id", sa.BigInteger, primary_key=True, autoincrement=True)
     what: orm.Mapped[str | None] = orm.mapped_column(unique=True)
-    kind: orm.Mapped[str] = orm.mapped_column(default="order")
+    kind: orm.Mapped[str] = orm.mapped_column(default=kind_of)
     lines: orm.Mapped[list["Line"]] = orm.relationship()
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "order"}  # noqa: RUF012
 
@@ -118,14 +122,11 @@ def returned(statement: Any, rows: Any = None) -> Way:
 
 
 def executed(statement: Any, rows: Any = None) -> Way:
-    def run(session: orm.Session) -> None:
-        session.connection().execute(statement, rows)
-
-    return run
+    return lambda session: session.connection().execute(statement, rows).close()
 
 
 by_sa = sa.insert(Order).returning(Order.number, sort_by_parameter_order=True)
-several = sa.insert(Order).values([{"what": "a"}, {"what": "b", "number": 7}]).returning(Order.number)
+several = sa.insert(Order).values([{"kind": "order"}, {"kind": "order", "number": 7}]).returning(Order.number)
 many = [{"what": f"{n}"} for n in range(3000)]
 mixed: list[dict[str, Any]] = [{"what": "a"}, {"what": "b", "id": 7}]
 upsert = sqlite.insert(ORDERS).values(what="new").on_conflict_do_update(index_elements=["what"], set_={"kind": "x"})
@@ -146,6 +147,9 @@ WAYS: dict[str, tuple[Way, list[int], list[int]]] = {
     "core column": (executed(INSERT.values({ORDERS.c.id: 7})), [7], []),
     "core parameter": (executed(INSERT, {"id": 7}), [7], []),
     "core none": (executed(INSERT, {"id": None}), [1], [1]),
+    "core value none": (executed(INSERT.values(id=None)), [1], [1]),
+    "core value later": (executed(INSERT.values(id=sa.bindparam("k")), {"k": 7}), [7], []),
+    "core stream": (executed(INSERT, [{}] * 20_001), [*range(1, 20_002)], []),
     "core many": (executed(INSERT, many), [*range(1, 3001)], [3000]),
     "core many mixed": (executed(INSERT, mixed), [1, 7], [1]),
     "core several": (executed(INSERT.values(mixed)), [1, 7], [1]),
@@ -159,21 +163,13 @@ WAYS: dict[str, tuple[Way, list[int], list[int]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_insert_gets_ids_by_one_call(engine: sa.Engine, server: FakeServer, way: str) -> None:
-    """Rows without a key get ids, by one call a statement; keys of the program's own stay."""
+    """Rows without a key get ids by one call or stream a statement; given keys stay."""
     run, expected, requested = WAYS[way]
+    server.limit = 10_000
     with orm.Session(engine) as session:
         assert (run(session) or list(session.scalars(sa.select(ORDERS.c.id)))) == expected
-    assert counts(server) == requested
+    assert (counts(server), len(server.requests["StreamRanges"])) == (requested, way == "core stream")
     assert (ORDERS.c.id.default, ORDERS.autoincrement_column) == (None, ORDERS.c.id)
-
-
-def test_a_large_statement_gets_its_ids_by_one_stream(engine: sa.Engine, server: FakeServer) -> None:
-    """More rows than a call may have come in one stream, also past max_ids_per_call."""
-    server.limit = 10_000
-    with engine.begin() as connection:
-        connection.execute(LINES.insert(), [{"order_id": 1}] * 20_001)
-    assert ids(engine, LINES.c.id) == [*range(1, 20_002)]
-    assert (counts(server), len(server.requests["StreamRanges"])) == ([], 1)
 
 
 def test_insert_from_select_is_an_error_that_says_why(engine: sa.Engine, server: FakeServer) -> None:
@@ -244,10 +240,14 @@ def test_threads_share_an_engine(make: MakeEngine) -> None:
     assert ids(engine) == [*range(1, 41)]
 
 
-async def test_an_asynchronous_engine_goes_on_while_it_waits(server: FakeServer, make: MakeEngine) -> None:
-    """The event loop runs while ids are fetched, and the session has its key then."""
-    file = str(make().url).replace("sqlite:", "sqlite+aiosqlite:")
-    engine = create_async_engine(f"{file}?plugin=idalloc&idalloc_server={server.target}")
+@pytest.mark.parametrize("file", ["/shop.db", ""], ids=["file", "memory"])
+async def test_an_asynchronous_engine_goes_on_while_it_waits(server: FakeServer, tmp_path: Path, file: str) -> None:
+    """The event loop runs while ids are fetched; in memory there is one connection."""
+    url = f"sqlite+aiosqlite:///{file and str(tmp_path) + file}?plugin=idalloc&idalloc_server={server.target}"
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+        await connection.execute(ORDERS.insert(), {"id": 41})
 
     async def add() -> int:
         async with AsyncSession(engine) as session:
@@ -255,24 +255,14 @@ async def test_an_asynchronous_engine_goes_on_while_it_waits(server: FakeServer,
             await session.flush()
             return order.number
 
-    assert await add() == 1
+    assert await add() == 42
     server.hold.clear()
     adding = asyncio.create_task(add())
     for _ in range(1000):
         await asyncio.sleep(0)
     assert not adding.done()
     server.hold.set()
-    assert await adding == 2
-    await engine.dispose()
-
-
-async def test_an_asynchronous_engine_in_memory_has_one_database(server: FakeServer) -> None:
-    """In memory, max(id) is read on the caller's connection, which is the only one."""
-    engine = create_async_engine(f"sqlite+aiosqlite://?plugin=idalloc&idalloc_server={server.target}")
-    async with engine.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all)
-        await connection.execute(ORDERS.insert(), {"id": 41})
-        assert (await connection.execute(ORDERS.insert())).inserted_primary_key == (42,)
+    assert await adding == 43
     await engine.dispose()
 
 
