@@ -13,7 +13,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.core import serializers
-from django.db import connection, models, transaction
+from django.db import OperationalError, connection, models, transaction
 from django.db.migrations import Migration
 from django.db.migrations.operations import AlterField, CreateModel
 from django.db.migrations.state import ProjectState
@@ -23,11 +23,11 @@ SERVER, DATABASE = sys.argv[1:]
 
 
 class Shop(AppConfig):
-    name, label, path = "json", "shop", "."  # of any module, since its models are here
+    name, label, path = "__main__", "shop", "."
 
 
 settings.configure(
-    IDALLOC={"server": SERVER, "sequence": "shop.{table}", "timeout": 10},
+    IDALLOC={"server": SERVER, "sequence": "shop.{table}", "timeout": 3},
     DEFAULT_AUTO_FIELD="idalloc.ext.django.IdallocBigAutoField",
     DATABASES={"default": json.loads(DATABASE)},
     INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django.contrib.admin", "__main__.Shop"],
@@ -38,17 +38,11 @@ import idalloc  # noqa: E402 - needs the settings
 from idalloc.ext.django import IdallocAutoField, IdallocBigAutoField, KeyConflict  # noqa: E402 - needs the settings
 
 
-class Base(models.Model):
-    class Meta:
-        abstract = True
-        app_label = "shop"
-
-
-class Order(Base):
+class Order(models.Model):
     customer = models.TextField()
 
 
-class Late(Base):
+class Late(models.Model):
     pass
 
 
@@ -90,6 +84,12 @@ def migrate_from_an_auto_field() -> None:
         assert [*old.objects.order_by("pk").values_list("pk", flat=True)] == [*range(1, 5 * number + 1)]
 
 
+def wait_for_no_lock_of_its_own() -> None:
+    with pytest.raises(OperationalError, match="lock timeout"), transaction.atomic():
+        connection.cursor().execute("ALTER TABLE shop_late ADD COLUMN n INTEGER")
+        Late.objects.create()
+
+
 def compare_with_the_rows() -> None:
     with idalloc.Client(SERVER) as client:
         client.allocate_range("shop.shop_late")
@@ -104,5 +104,7 @@ if __name__ == "__main__":
             editor.create_model(model)
     save_in_each_way()
     migrate_from_an_auto_field()
+    if connection.vendor == "postgresql":
+        wait_for_no_lock_of_its_own()
     compare_with_the_rows()
     connection.close()

@@ -62,13 +62,7 @@ NOT_RUN = {
     },
     "docs/guides/go.md": {"": "tests/packages/test_go.py runs them with the client from a proxy on disk"},
     "docs/guides/frameworks.md": dict.fromkeys(
-        (
-            "DEFAULT_AUTO_FIELD = ",
-            "class Order(models.Model)",
-            "@Entity('orders')",
-            "for ; count > 0 ",
-            "@IdGeneratorType(",
-        ),
+        ("DEFAULT_AUTO_FIELD = ", "class Order(", "@Entity('orders')", "for ; count > 0 ", "@IdGeneratorType("),
         "tests/languages/test_frameworks.py finds the lines in the program that it runs",
     ),
     "docs/guides/java.md": {"": "tests/packages/test_java_guide.py runs them with the built client"},

@@ -6,6 +6,7 @@
 See docs/guides/frameworks.md.
 """
 
+from contextlib import closing, nullcontext
 from functools import cache
 from typing import Any
 
@@ -27,20 +28,17 @@ def _source() -> KeySource:
 def _ids(alias: str, table: str, column: str, limit: int) -> Ids:
     """Return the ids of a table, whose sequence is prepared before its first use."""
     source = _source()
-    connection = connections[alias]
-    is_in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
+    database = connections[alias]
+    is_in_memory = database.vendor == "sqlite" and database.is_in_memory_db()
     # Otherwise outside of the caller's transaction.
-    own = connection if is_in_memory else connection.copy()
-    quote = own.ops.quote_name
-    try:
-        with own.cursor() as cursor:
-            if own.vendor == "Crate.io":  # else a query misses rows of the last second
-                cursor.execute(f"REFRESH TABLE {quote(table)}")
-            cursor.execute(f"SELECT MAX({quote(column)}) FROM {quote(table)}")  # noqa: S608  # quoted
-            [largest] = cursor.fetchone()
-    finally:
-        if own is not connection:
-            own.close()
+    with nullcontext(database) if is_in_memory else closing(database.copy()) as own, own.cursor() as cursor:
+        quote = own.ops.quote_name
+        if own.vendor == "Crate.io":  # else a query misses rows of the last second
+            cursor.execute(f"REFRESH TABLE {quote(table)}")
+        if own.vendor == "postgresql":  # the caller may have locked the table
+            cursor.execute(f"SET lock_timeout = {int(source.timeout * 1000)}")
+        cursor.execute(f"SELECT MAX({quote(column)}) FROM {quote(table)}")  # noqa: S608  # quoted
+        [largest] = cursor.fetchone()
     name = source.name("", table)
     source.prepare(name, column=f"{table}.{column}", largest=largest, limit=limit)
     return source.client.ids(name, timeout=source.timeout)
