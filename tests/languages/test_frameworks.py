@@ -176,12 +176,9 @@ class TestPrograms:
         """P1: three processes of a stock SQLAlchemy program; only the URL knows idalloc."""
         stock = Language("frameworks", (sys.executable, "sqlalchemy_orders.py"))
         file = tmp_path / "orders.db"
-        plugin = "plugin=idalloc&idalloc_sequence={table}"
         with orders(tmp_path) as server, ExitStack() as stack:
-            url = f"sqlite:///{file}?timeout=60&{plugin}&idalloc_server={server.address}"
-            sqlite3.connect(file).execute(
-                "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer TEXT)"
-            ).connection.close()
+            url = f"sqlite:///{file}?timeout=60&plugin=idalloc&idalloc_sequence=orders&idalloc_server={server.address}"
+            sqlite3.connect(file).execute("CREATE TABLE orders (id BIGINT PRIMARY KEY, customer)").connection.close()
             for process in [start(stack, stock, url, str(ROWS)) for _ in range(PROCESSES)]:
                 output, _ = process.communicate(timeout=100)
                 assert (process.returncode, output) == (0, f"{ROWS} orders\n"), output

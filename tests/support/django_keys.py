@@ -1,7 +1,4 @@
-"""Saves objects with keys of ``idalloc.ext.django`` in each way, and checks them.
-
-Its arguments are the server, and the setting of a database without tables as JSON.
-"""
+"""Saves objects with keys of ``idalloc.ext.django``; arguments: server, setting of a database."""
 
 import json
 import sys
@@ -72,9 +69,8 @@ def save_in_each_way() -> None:
 def migrate_from_an_auto_field() -> None:
     fields = [("id", models.AutoField(primary_key=True)), ("customer", models.TextField())]
     state = ProjectState()
-    for number, operation in enumerate(
-        (CreateModel("Old", fields), AlterField("old", "id", IdallocAutoField(primary_key=True))), 1
-    ):
+    change = AlterField("old", "id", IdallocAutoField(primary_key=True))
+    for number, operation in enumerate((CreateModel("Old", fields), change), 1):
         migration = Migration("one", "shop")
         migration.operations = [operation]
         with connection.schema_editor() as editor:
@@ -98,13 +94,12 @@ def compare_with_the_rows() -> None:
         Late().save()
 
 
-if __name__ == "__main__":
-    with connection.schema_editor() as editor:
-        for model in (Order, Late):
-            editor.create_model(model)
-    save_in_each_way()
-    migrate_from_an_auto_field()
-    if connection.vendor == "postgresql":
-        wait_for_no_lock_of_its_own()
-    compare_with_the_rows()
-    connection.close()
+with connection.schema_editor() as editor:
+    for model in (Order, Late):
+        editor.create_model(model)
+save_in_each_way()
+migrate_from_an_auto_field()
+if connection.vendor == "postgresql":
+    wait_for_no_lock_of_its_own()
+compare_with_the_rows()
+connection.close()

@@ -21,40 +21,40 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[sa.Table]:
     run, key = sa.Column("run_uuid", sa.String(32)), sa.Column("key", sa.String(250))
     step = sa.Column("step", sa.BigInteger, default=0, nullable=False)
     message = sa.Column("id", sa.BigInteger, server_default=sa.func.now())
-    columns = {"experiments": [experiment], "runs": [run], "metrics": [key, step], "messages": [message]}
+    columns: dict[str, list[Any]] = {
+        "experiments": [experiment],
+        "runs": [run],
+        "metrics": [key, step],
+        "messages": [message],
+    }
     return [
         sa.Table(name, sa.MetaData(), *keys, sa.Column("name", sa.Text), sa.PrimaryKeyConstraint(*keys))
         for name, keys in columns.items()
     ]
 
 
-@pytest.mark.parametrize("argument", [None, "shop"], ids=["url", "argument"])
+@pytest.mark.parametrize(("schema", "argument"), [("shop", {}), ("other", {"schema": "shop"})], ids=["url", "argument"])
 async def test_cratedbs_stopgap_is_replaced(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, argument: str | None
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, schema: str, argument: Any
 ) -> None:
     """In CrateDB, keys with the default now() get ids past the rows; the log names a table once."""
     experiments, runs, metrics, messages = tables(monkeypatch)
     assert experiments.c.experiment_id.default is not None
 
     def use(host: str) -> list[Any]:
-        schema, options = ("other", {"connect_args": {"schema": argument}}) if argument else ("shop", {})
         url = f"crate://{host}/?schema={schema}&plugin=idalloc&idalloc_server={server.target}"
-        engine = sa.create_engine(url, **options)
+        engine = sa.create_engine(url, connect_args=argument)
         with engine.begin() as connection:
-            keys = [
-                "experiments (experiment_id BIGINT",
-                "runs (run_uuid TEXT",
-                "metrics (key TEXT",
-                "messages (id BIGINT",
-            ]
-            for key in keys:
-                connection.exec_driver_sql(f"CREATE TABLE {key} PRIMARY KEY, name TEXT, step BIGINT)")
+            for table in (experiments, runs, metrics, messages):
+                [key, *_] = table.primary_key
+                column = f"{key.name} {'TEXT' if isinstance(key.type, sa.String) else 'BIGINT'} PRIMARY KEY"
+                connection.exec_driver_sql(f"CREATE TABLE {table} ({column}, name TEXT, step BIGINT)")
             connection.exec_driver_sql("INSERT INTO experiments (experiment_id, name) VALUES (41, 'old')")
             rows = [(experiments, {"name": "a"}), (experiments, {"name": "b"}), (runs, {"run_uuid": "a"})]
             rows += [(metrics, {"key": "a"}), (messages, {"name": "a"}), (messages, {"name": "b"})]
-            made = [connection.execute(table.insert(), row).inserted_primary_key for table, row in rows]
+            keys = [connection.execute(each.insert(), row).inserted_primary_key for each, row in rows]
         engine.dispose()
-        return [tuple(key or ()) for key in made]
+        return [tuple(each or ()) for each in keys]
 
     async with CrateEmulator() as crate:
         assert await asyncio.to_thread(use, crate.host) == [(42,), (43,), ("a",), ("a", 0), (1,), (2,)]
@@ -72,9 +72,7 @@ async def test_cratedbs_stopgap_is_replaced(
 async def test_postgresql_threads_and_tasks(server: FakeServer) -> None:
     """PostgreSQL: both kinds of engines, RETURNING in order, and a table that is locked."""
     pytest.importorskip("psycopg")
-    table = sa.Table(
-        "items", sa.MetaData(), sa.Column("id", sa.BigInteger, primary_key=True), sa.Column("n", sa.Integer)
-    )
+    table = sa.Table("items", sa.MetaData(), sa.Column("id", sa.BigInteger, primary_key=True), sa.Column("n", sa.INT))
     with postgresql() as (owner, address):
         url = f"postgresql+psycopg://{owner}@{address}/postgres"
         own = f"?plugin=idalloc&idalloc_server={server.target}&idalloc_timeout=1"
