@@ -159,7 +159,7 @@ class IdallocPlugin(CreateEnginePlugin):
         return None if value is None else int(value)
 
     def _default_schema(self) -> str:
-        given = self._schema if self._dialect.name == "crate" else None  # else of another meaning
+        given = self._schema if self._dialect.name == "crate" else None  # others may name something else so
         return to_list(given)[0] if given else self._dialect.default_schema_name or ""
 
     def _limit(self, column: Column) -> int:
