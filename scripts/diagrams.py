@@ -31,13 +31,12 @@ CALL_PATH = (
 REFILL_PATH = (
     ("domain/allocation/reserve.py", "how many ids to hold, by the rate of the calls"),
     ("domain/allocation/high_water_marks.py", "what the store must have reached"),
-    ("store/stores.py", "the timeout of the call, its count and outcome"),
+    ("domain/store/store_calls.py", "the timeout of the call, its count and outcome"),
     ("store/sqlite/store.py", "the row's arithmetic, and its UPDATE"),
     ("store/sqlite/database.py", "one thread; writes that wait share a transaction"),
     ("store/sqlite/files.py", "whether the file is still the one that was opened"),
     ("store/stored_rows.py", "the settings and the demand in their columns"),
     ("domain/store/records.py", "the grant that the store returns"),
-    ("domain/store/store_calls.py", "the refill goes on; the store is healthy"),
 )
 
 
@@ -242,7 +241,7 @@ def update_node() -> str:
             ("worker 2", "store", ["claim a start", "timestamp"]),
             ("worker 2", "worker 2", ["uses the new prefix; if the claim", "fails: tries again after 5 s"]),
             ("worker 2", "supervisor", ["<applied 1"]),
-            ("supervisor", "worker 1", ["others: 1"]),
+            ("supervisor", "worker 1", ["all applied 1"]),
             ("worker 1", "caller", ["<the node's", "new settings"]),
         ],
         width=800,
