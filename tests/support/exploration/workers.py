@@ -186,6 +186,8 @@ class Server:
         await node.claim_start()
         self._world.promises.record_start(node)
         assert node.doc_ids
+        node.doc_ids.offset = worker.settings.auto_increment_offset
+        node.doc_ids.increment = worker.settings.auto_increment_increment
         access_control: Any = SimpleNamespace(requires_authentication=False)
         await worker.wait_all_ready(node.doc_ids, access_control, {})
         worker.report_serving("", "", 0, {})
