@@ -179,3 +179,13 @@ def test_a_grant_across_the_mark_is_refused(step: int) -> None:
     with pytest.raises(StoreWentBackwards):
         marks.update("s", Grant(150 * step, 60, sequence, 1_000, 1, (2, 1, 1), 2))
     marks.update("s", Grant(150 * step, 50, sequence, 1_000, 1, (2, 1, 1), 2))
+
+
+def test_a_mark_that_has_changed_stays_for_an_older_tail() -> None:
+    """P3: a tail moves the mark back to its start, unless the counter was used after it."""
+    marks = HighWaterMarks(10)
+    marks.update("s", Grant(20, 20, Sequence(), 80, 1, version=(1, 1, 1), writes=1))
+    marks.move_back("s", 1, 10, 5)
+    assert marks.floor("s").value == 20
+    marks.move_back("s", 1, 20, 15)
+    assert marks.floor("s").value == 15
