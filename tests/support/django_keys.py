@@ -19,9 +19,7 @@ from django.test.utils import CaptureQueriesContext
 SERVER, DATABASE = sys.argv[1:]
 
 
-class Shop(AppConfig):
-    name, label, path = "__main__", "shop", "."
-
+Shop = type("Shop", (AppConfig,), {"name": "__main__", "label": "shop", "path": "."})
 
 settings.configure(
     IDALLOC={"server": SERVER, "sequence": "shop.{table}", "timeout": 3},

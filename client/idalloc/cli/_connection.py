@@ -137,13 +137,13 @@ def connect(context: typer.Context, log: Path | None = None) -> Iterator["Client
         except InvalidRequest as error:
             raise InvalidRequest(_name_option(context, error), metadata=error.metadata) from (error.__cause__ or error)
         except SequenceNotFound as error:
-            raise SequenceNotFound(str(error) + _near_names(client, error), metadata=error.metadata) from error
+            raise SequenceNotFound(str(error) + _next_step(client, error), metadata=error.metadata) from error
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{error}; raise the limit with --timeout") from error
 
 
-def _near_names(client: "Client", error: "SequenceNotFound") -> str:
-    """Return names near that of a sequence not found; empty if the caller may list none."""
+def _next_step(client: "Client", error: "SequenceNotFound") -> str:
+    """Return the next step for a sequence not found; empty if the caller may list none."""
     from difflib import get_close_matches
     from itertools import chain, islice
 
@@ -157,7 +157,9 @@ def _near_names(client: "Client", error: "SequenceNotFound") -> str:
         near = get_close_matches(name, {each.name for each in found} - {name})
     except IdallocError:
         return ""
-    return f"; near names are {', '.join(map(repr, near))}" if near else ""
+    if near:
+        return f"; near names are {', '.join(map(repr, near))}"
+    return "" if "create it" in str(error) else "; create it with `idalloc sequences create`"
 
 
 def _name_option(context: typer.Context, error: "InvalidRequest") -> str:
